@@ -57,15 +57,6 @@ def test_retry_by_an_engine_runs_again_what_failed(verbs, store, line):
     assert Count(2) == verbs.retry(engine, graph, "r1")
 
 
-def test_the_option_of_a_call_beats_that_of_the_engine(verbs, store, line, log):
-    graph = line(Count)
-    engine = Engine(store, stop_after="a", deps="bound")
-    with pytest.raises(RunStopped):
-        verbs.run(engine, graph, Count())
-    assert Count(3) == verbs.run(engine, graph, Count(), stop_after=())
-    assert ["a", "a", "b", "c"] == log
-
-
 def test_deps_of_the_engine_reach_nodes_unless_a_call_has_its_own(verbs, store, line):
     seen = []
 
@@ -77,14 +68,6 @@ def test_deps_of_the_engine_reach_nodes_unless_a_call_has_its_own(verbs, store, 
     verbs.run(engine, graph, Count())
     verbs.run(engine, graph, Count(), deps="own")
     assert ["bound", "own"] == seen
-
-
-def test_hooks_add_up_and_tags_merge(verbs, store, line):
-    bound, own = [], []
-    engine = Engine(store, hooks=[bound.append], tags={"app": "shop", "tier": "low"})
-    verbs.run(engine, line(Count), Count(), run_id="r1", hooks=[own.append], tags={"tier": "high"})
-    assert bound == own != []
-    assert {"app": "shop", "tier": "high"} == store.get_run("r1").info.tags
 
 
 def test_options_are_checked_when_the_engine_is_made(store):

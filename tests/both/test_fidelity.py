@@ -193,14 +193,6 @@ def test_a_run_with_odd_numbers_does_not_disturb_the_listing_of_others(verbs, st
     assert ["r3", "r2", "r1"] == [info.run_id for info in store.list_runs(tags={"odd": "nan"}, status="finished")]
 
 
-def test_a_lone_surrogate_is_refused_by_path(verbs, store, line):
-    graph = line(Holder, "a", {"a": lambda state: Holder({"names": ["ok", "a\ud801b"]})})
-    with pytest.raises(SerializeStateError) as caught:
-        verbs.run(graph, Holder(), store=store, run_id="r1")
-    assert 'state.value["names"][1]' == caught.value.path
-    assert [] == store.list("r1")
-
-
 def test_a_class_that_is_gone_is_a_typed_error_and_the_run_stays_readable(verbs, store, line):
     @dataclass
     class Parcel:

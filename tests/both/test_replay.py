@@ -12,12 +12,9 @@ from dying import crash
 from milepost import (
     Engine,
     FlowChangedError,
-    LeaseLost,
     NoCheckpointFoundError,
     Retry,
     RunCancelled,
-    RunLockedError,
-    RunNotFoundError,
     RunNotResumableError,
     RunSuspended,
     StepError,
@@ -30,7 +27,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.errors import NonDeterminismError, RunStopped, WrongFlowError
+from milepost.errors import NonDeterminismError, RunStopped
 
 
 def plus(n: int) -> int:
@@ -98,13 +95,6 @@ def untouched(store: Any, run_id: str = "r1") -> tuple[bytes, Any]:
 
 
 # -- what there is to resume -------------------------------------------------------------------------------
-
-
-@pytest.mark.every_store
-def test_a_run_that_is_unknown_is_not_found(verbs, store, row, log):
-    with pytest.raises(RunNotFoundError, match="nope"):
-        verbs.resume(row(), store, "nope")
-    assert ([], []) == (log, store.list_runs())
 
 
 def test_a_crash_in_the_first_step_starts_again_with_the_recorded_inputs(verbs, timed, row, log):
@@ -205,16 +195,6 @@ def test_failures_before_and_after_a_crash_add_up(verbs, timed, row, log):
     assert 3 == len(timed.read("r1", kinds=("failure",)))
 
 
-@pytest.mark.parametrize("verb", ["run", "resume"])
-def test_retry_of_a_run_that_did_not_fail_is_refused(verbs, store, row, halted, verb):
-    if verb == "resume":
-        verbs.resume(halted, store, "r1")
-    before = untouched(store)
-    with pytest.raises(RunNotResumableError, match="retry is for"):
-        verbs.retry(halted, store, "r1")
-    assert before == untouched(store)
-
-
 # -- runs that have ended, that wait, or that somebody has ---------------------------------------------------
 
 
@@ -226,15 +206,6 @@ def test_a_finished_run_gives_its_stored_output_and_writes_nothing(verbs, store,
     assert (3, "finished", True) == (result.output, result.status, result.success)
     assert ("finished", True) == (result.resumed.source, result.resumed.already_completed)
     assert (["a", "b", "c"], before) == (log, untouched(store))
-
-
-def test_a_cancelled_run_is_refused_unless_it_is_reopened(verbs, store, halted, log):
-    assert "cancelled" == store.request_cancel("r1", "not needed", 10)
-    with pytest.raises(RunNotResumableError, match="reopen"):
-        verbs.resume(halted, store, "r1")
-    assert "refuse" == verbs.plan(halted, store, "r1").verdict
-    assert 4 == verbs.resume(halted, store, "r1", reopen=True)
-    assert ["a", "b", "c", "d"] == log
 
 
 def test_an_open_cancel_ends_the_run_and_no_step_starts(verbs, store, halted, log):
@@ -263,42 +234,6 @@ def test_a_run_that_waits_for_what_has_not_come_is_suspended_again(verbs, store,
     assert "waiting" == verbs.plan(flow, store, "r1").verdict
     store.put_signal("r1", "go", b"5")
     assert 5 == verbs.resume(flow, store, "r1")
-
-
-def test_a_live_owner_is_not_disturbed_unless_it_is_fenced_off(verbs, store, row, log):
-    fenced = []
-
-    def b(n: int) -> int:
-        if not fenced:
-            fenced.append(True)
-            with pytest.raises(RunLockedError):
-                row().resume(store, "r1")
-            with pytest.raises(NonDeterminismError):
-                row("x").resume(store, "r1", takeover=True)
-            fenced.append(store.get_run("r1").info.status)
-            assert 3 == other.resume(store, "r1", takeover=True)
-        return plus(n)
-
-    flow = row("abc", {"b": b})
-
-    def plain(n: int) -> int:
-        return n + 1
-
-    @workflow("row")
-    def other(n: int = 0) -> Steps[int]:
-        for letter in "abc":
-            n = yield from step(letter).python(plain, args=(n,))
-        return n
-
-    if verbs.has_coroutines:
-        pytest.skip("a sync verb inside an event loop")
-    if verbs.is_async:
-        fenced.append("threads")
-        assert 3 == verbs.run(flow, store=store, run_id="r1", n=0)
-        return
-    with pytest.raises(LeaseLost):
-        verbs.run(flow, store=store, run_id="r1", n=0)
-    assert ([True, "interrupted"], ["a", "b"], "finished") == (fenced, log, store.get_run("r1").info.status)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -692,13 +627,6 @@ def test_a_strict_resume_refuses_another_version_of_the_inputs(verbs, store, hal
         verbs.resume(row("abcd", version=2), store, "r1", strict=True)
     assert before == untouched(store)
     assert 4 == verbs.resume(row("abcd", version=2), store, "r1")
-
-
-def test_a_run_of_another_workflow_is_refused(verbs, store, halted, row):
-    before = untouched(store)
-    with pytest.raises(WrongFlowError):
-        verbs.resume(row("abcd", name="other"), store, "r1")
-    assert before == untouched(store)
 
 
 def test_code_that_fails_in_a_replay_before_its_recorded_steps_is_a_difference(verbs, store, halted, log):

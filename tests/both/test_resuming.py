@@ -20,7 +20,6 @@ from milepost import (
     NodeError,
     Retry,
     RunCancelled,
-    RunLockedError,
     RunNotFoundError,
     RunNotResumableError,
 )
@@ -369,25 +368,6 @@ def test_a_run_that_is_ready_is_taken_by_the_caller(verbs, store, line, log):
 # -- owners ------------------------------------------------------------------------------------------------
 
 
-def test_a_live_lease_of_another_owner_is_refused_with_owner_and_end(verbs, medium, line, log):
-    store, other = medium.open(), medium.open()
-    seen = []
-
-    def b(state: Count) -> Count:
-        with pytest.raises(RunLockedError) as caught:
-            graph.resume(other, "r1")
-        seen.append(caught.value)
-        return plus(state)
-
-    graph = line(Count, "abc", {"b": b})
-    if verbs.has_coroutines:
-        graph = Graph(Count).add_node("b", b).add_edge("b", END).set_entry("b").compile("line")
-    verbs.run(graph, Count(), store=store, run_id="r1")
-    assert [True] == [bool(error.owner) for error in seen]
-    assert medium.has_lease_end == (seen[0].lease_until is not None)
-    assert 1 == log.count("b") or verbs.has_coroutines
-
-
 @pytest.mark.every_store
 def test_a_lease_that_has_ended_is_taken_over_and_counted(verbs, medium, timed, line, dying):
     if not medium.has_lease_end:
@@ -444,13 +424,6 @@ def test_a_next_node_that_is_gone_is_refused_with_the_differences(verbs, store, 
     told = " ".join(caught.value.differences)
     assert (True, True) == ("'c'" in told, "'x'" in told)
     assert (["a", "b"], before) == (log, shape_of(store))
-
-
-def test_a_change_elsewhere_goes_on_and_is_told(verbs, store, halted, line, log):
-    changed = line(Count, "abce")
-    result = verbs.resume(changed, store, "r1", full=True)
-    assert (Count(4), ["a", "b", "c", "e"]) == (result.state, log)
-    assert any("'d'" in text for text in result.resumed.differences)
 
 
 def damaged(tampered: dict[int, Any], base: type = object) -> type:

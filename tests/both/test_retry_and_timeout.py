@@ -100,23 +100,6 @@ def test_an_error_that_the_policy_excludes_is_not_tried_again(verbs, line, log, 
     assert ["a"] == log
 
 
-def test_pauses_grow_by_the_factor_up_to_the_longest(verbs, jumping, line):
-    policy = Retry(5, backoff=1, factor=3, max_delay=5, jitter=False)
-    graph = line(Count, "a", {"a": failing(4)}, {"a": {"retry": policy}})
-    verbs.run(graph, Count(), clock=jumping)
-    assert [1, 3, 5, 5] == [wait for wait in jumping.waits if wait > 0]
-
-
-def test_jitter_is_drawn_from_the_visit_and_stays_the_same(verbs, jumping, line):
-    graph = line(Count, "a", {"a": failing(2)}, {"a": {"retry": Retry(3, backoff=10, factor=1)}})
-    verbs.run(graph, Count(), clock=jumping, run_id="r1")
-    first, second = jumping.waits
-    assert first != second
-    assert all(5 <= wait <= 15 for wait in jumping.waits)
-    expected = [Retry(3, backoff=10, factor=1).delay(n, "r1", "a", 1) for n in (1, 2)]
-    assert expected == pytest.approx(jumping.waits)
-
-
 @pytest.mark.parametrize("with_store", [True, False])
 def test_a_retry_gets_a_fresh_state(verbs, store, line, with_store):
     seen = []

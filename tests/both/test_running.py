@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import pytest
@@ -309,12 +307,6 @@ def test_plain_nodes_of_an_awaited_run_do_not_block_the_event_loop(store):
     assert Count(1) == asyncio.run(main())
 
 
-def test_a_node_has_the_caller_s_contextvars(verbs, line):
-    who: ContextVar[int] = ContextVar("who", default=0)
-    who.set(7)
-    assert Count(7) == verbs.run(line(Count, "a", {"a": lambda state: Count(who.get())}), Count())
-
-
 def test_threads_that_run_nodes_are_daemons():
     found = []
 
@@ -392,16 +384,3 @@ def test_a_verb_on_an_unknown_run_leaves_nothing_behind(verbs, store, line, log)
 
 def test_a_first_run_has_no_resume_info(verbs, store, line):
     assert verbs.run(line(Count), Count(), store=store, full=True).resumed is None
-
-
-def test_large_states_come_back_as_they_were(verbs, store):
-    @dataclass
-    class Big:
-        text: str = ""
-
-    graph = Graph(Big).add_node("a", verbs.node(lambda state: dataclasses.replace(state, text="x" * 2_000_000)))
-    compiled = graph.add_node("b", verbs.node(lambda state: state)).add_edge("a", "b").add_edge("b", END)
-    assert Big("x" * 2_000_000) == verbs.run(compiled.set_entry("a").compile(), Big(), store=store, run_id="r1")
-    envelope = store.load("r1", "a")
-    assert len(envelope) < 100_000
-    assert {"text": "x" * 2_000_000} == Checkpoint.decode(envelope).state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypedDict
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 
 from milepost import END, Checkpoint, Graph, NodeError, Retry
-from milepost.errors import RunStopped, StateTypeError
+from milepost.errors import RunStopped
 
 
 @dataclass
@@ -207,39 +206,7 @@ def test_every_kind_of_state_runs_and_resumes(verbs, store, line, kind, given, a
     assert (type(after), after) == (type(result), result)
 
 
-def test_a_dict_that_loses_a_key_is_refused_with_a_hint(verbs, line):
-    with pytest.raises(StateTypeError, match="partial=True"):
-        verbs.run(line(dict, "a", {"a": lambda state: {"other": 1}}), {"n": 1})
-
-
 # -- partial graphs ----------------------------------------------------------------------------------------
-
-
-def chatting(line, answers):
-    def model(state: Chat) -> Chat:
-        return {"messages": [{"role": "ai", "content": next(answers)}], "turns": 1}
-
-    def tool(state: Chat) -> Chat:
-        return {"messages": [{"role": "tool", "content": "42"}]}
-
-    return line(Chat, "mtn", {"m": model, "t": tool, "n": model}, partial=True)
-
-
-def test_a_langgraph_state_works_unchanged(verbs, store, line):
-    graph = chatting(line, iter(["hello", "bye"]))
-    given: Chat = {"messages": [{"role": "user", "content": "hi"}], "topic": "x", "turns": 0}
-    with pytest.raises(RunStopped):
-        verbs.run(graph, given, store=store, run_id="r1", stop_after="t")
-    final = verbs.resume(graph, store, "r1")
-    assert ["hi", "hello", "42", "bye"] == [message["content"] for message in final["messages"]]
-    assert ("x", 2) == (final["topic"], final["turns"])
-    assert [{"role": "user", "content": "hi"}] == given["messages"]
-    assert 3 == len(recorded(store, "t")["messages"])
-
-
-def test_a_field_that_is_not_there_yet_is_reduced_from_nothing(verbs, line):
-    final = verbs.run(chatting(line, iter(["hello", "bye"])), {"topic": "x"})
-    assert (["hello", "42", "bye"], 2) == ([m["content"] for m in final["messages"]], final["turns"])
 
 
 def test_a_retry_of_a_partial_node_reduces_once(verbs, store, line):
@@ -258,21 +225,6 @@ def test_a_retry_of_a_partial_node_reduces_once(verbs, store, line):
     assert {"messages": [], "turns": 1} == final
 
 
-def test_a_partial_graph_over_a_dataclass_takes_parts_and_wholes(verbs, store):
-    @dataclass
-    class Order:
-        lines: Annotated[list[int], operator.add] = field(default_factory=list)
-        total: int = 0
-
-    graph = Graph(Order, partial=True)
-    graph.add_node("a", verbs.node(lambda state: {"lines": [1]}))
-    graph.add_node("b", verbs.node(lambda state: dataclasses.replace(state, total=5)))
-    graph.add_node("c", verbs.node(lambda state: {"lines": [2], "total": 7}))
-    compiled = graph.add_edge("a", "b").add_edge("b", "c").add_edge("c", END).set_entry("a").compile()
-    assert Order([1, 2], 7) == verbs.run(compiled, Order(), store=store, run_id="r1")
-    assert {"lines": [1], "total": 5} == recorded(store, "b")
-
-
 def test_a_reducer_that_raises_is_an_error_of_its_node(verbs, store, line):
     def refuse(value: int, update: int) -> int:
         raise ValueError("no")
@@ -281,9 +233,3 @@ def test_a_reducer_that_raises_is_an_error_of_its_node(verbs, store, line):
     with pytest.raises(NodeError) as caught:
         verbs.run(graph, {"turns": 0}, store=store, run_id="r1")
     assert ("a", "no") == (caught.value.node_id, str(caught.value.__cause__))
-
-
-def test_a_part_with_an_unknown_field_is_refused(verbs, store, line):
-    graph = line(Chat, "a", {"a": lambda state: {"nonsense": 1}}, partial=True)
-    with pytest.raises(StateTypeError, match="nonsense"):
-        verbs.run(graph, {"turns": 0}, store=store, run_id="r1")

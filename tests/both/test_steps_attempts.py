@@ -21,7 +21,6 @@ from milepost import (
     workflow,
 )
 from milepost.errors import RunTimeoutError, StateTypeError
-from milepost.events import AttemptFailed
 from milepost.testing import FakeClock
 
 
@@ -55,17 +54,6 @@ def failures(store: Any, step_id: str = "a") -> list[dict[str, Any]]:
 
 
 # -- attempts
-
-
-@pytest.mark.every_store
-def test_without_a_policy_there_is_one_attempt(verbs, store, log):
-    @workflow("w")
-    def wf():
-        yield step("a").python(Failing(1, log))
-
-    with pytest.raises(StepError):
-        verbs.run(wf, store=store, run_id="r")
-    assert (["try 1"], 1) == (log, len(failures(store)))
 
 
 def test_a_policy_tries_again_records_each_failure_and_gives_one_result(verbs, store):
@@ -123,28 +111,6 @@ def test_both_errors_of_a_step_whose_fallback_fails_are_told_with_all_attempts(v
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     notes = "\n".join(caught.value.__notes__)
     assert [True, True] == ["no 1" in notes, "no 2" in notes]
-
-
-@pytest.mark.parametrize("policy", [{"retry_on": (KeyError,)}, {"give_up_on": (ValueError,)}])
-def test_an_error_that_the_policy_excludes_is_not_tried_again(verbs, policy):
-    body = Failing(1)
-
-    @workflow("w")
-    def wf():
-        yield step("a").python(body).retry(Retry(3, backoff=0, **policy))
-
-    with pytest.raises(StepError):
-        verbs.run(wf)
-    assert 1 == body.count
-
-
-def test_pauses_double_from_the_backoff_on(verbs, jumping):
-    @workflow("w")
-    def wf():
-        yield step("a").python(Failing(3)).retry(Retry(4, backoff=2, jitter=False))
-
-    verbs.run(wf, clock=jumping)
-    assert [2, 4, 8] == [wait for wait in jumping.waits if wait > 0]
 
 
 def test_a_spent_policy_refuses_a_resume_and_retry_begins_a_new_budget(verbs, store):
@@ -510,18 +476,6 @@ def outputs(told: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["map", "parallel"])
-def test_children_really_run_at_once_in_threads_or_in_tasks(verbs, store, kind):
-    crowd = Crowd(verbs, meet=4)
-
-    @workflow("w")
-    def wf():
-        return outputs((yield group(crowd, kind, 4, None)))
-
-    assert [0, 1, 2, 3] == verbs.run(wf, store=store, run_id="r")
-    assert (4, 1 if verbs.has_coroutines else 4) == (crowd.most, len(crowd.threads))
-
-
-@pytest.mark.parametrize("kind", ["map", "parallel"])
 @pytest.mark.parametrize("limit", [1, 2])
 def test_max_parallel_bounds_what_runs_at_once_and_lets_that_many(verbs, store, kind, limit):
     crowd = Crowd(verbs, meet=limit)
@@ -598,17 +552,6 @@ def test_a_skipped_or_failed_child_gives_its_place_to_the_next(verbs, store, log
 
     assert ["skipped", "failed", "succeeded"] == verbs.run(wf, store=store, run_id="r")
     assert ["c"] == log
-
-
-def test_failed_attempts_are_told_as_events_with_what_comes_next(verbs, store):
-    @workflow("w")
-    def wf():
-        yield step("a").python(Failing(9)).retry(2, backoff=0).as_result()
-
-    events = [e for e in verbs.stream(wf, store=store, run_id="r") if isinstance(e, AttemptFailed)]
-    assert [("a", 1, "no 1", 0), ("a", 2, "no 2", None)] == [
-        (event.node_id, event.attempt, str(event.error), event.retry_in) for event in events
-    ]
 
 
 @pytest.mark.parametrize("kind", ["map", "parallel"])

@@ -453,11 +453,6 @@ def test_a_predicate_of_a_branch_that_fails_or_answers_wrong_fails_the_step(verb
     assert cause is (None if isinstance(caught.value, PredicateTypeError) else type(caught.value.__cause__))
 
 
-def test_what_fails_a_branch_is_made_good_like_any_failure(both_times):
-    skipped = SkipMarker("error_skipped")
-    assert (skipped, skipped) == both_times(branch("b", (no, step("x").python(double, args=(1,)))).skip_on_error())
-
-
 def test_the_chosen_branch_is_not_chosen_again(verbs, store, log):
     flags, cut = iter([True, False, False]), Cut()
 
@@ -486,17 +481,6 @@ def test_a_failed_step_inside_a_branch_fails_it_with_the_original_as_cause(verbs
 
 
 # -- parallel
-
-
-def test_parallel_gives_results_in_the_given_order_and_records_each_child(verbs, store, work):
-    @workflow("w")
-    def wf():
-        return (yield parallel("p", *(step(f"c{n}").python(work(double), args=(n,)) for n in (3, 1, 2))))
-
-    told = verbs.run(wf, store=store, run_id="r")
-    assert (True, [6, 2, 4], ["c3", "c1", "c2"]) == (told.success, [c.output for c in told], [c.name for c in told])
-    assert told == verbs.resume(wf, store, "r")
-    assert {"p", "p/c1", "p/c2", "p/c3"} == {info.node_id for info in store.list("r")}
 
 
 def test_a_failed_child_fails_neither_its_siblings_nor_the_group(both_times, work, log):

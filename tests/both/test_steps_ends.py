@@ -10,8 +10,6 @@ import pytest
 
 from milepost import (
     MilepostError,
-    Retry,
-    RunNotResumableError,
     StepError,
     Steps,
     WorkflowContext,
@@ -196,29 +194,6 @@ def test_an_error_of_the_code_before_its_first_step_fails_it_too(verbs, store):
     with pytest.raises(WorkflowError, match="mine"):
         verbs.run(wf, store=store, run_id="r")
     assert "failed" == status(store)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("where", ["step", "code"])
-def test_an_interruption_leaves_the_run_to_be_resumed(verbs, store, log, error, where):
-    raised = [error]
-
-    def interrupted() -> None:
-        if raised:
-            raise raised.pop()
-
-    @workflow("w")
-    def wf():
-        yield step("a").python(log.append, args=("a",))
-        if where == "code":
-            interrupted()
-        yield step("b").python(interrupted if where == "step" else int).skip_on_error().retry(3)
-        return "end"
-
-    with pytest.raises(error):
-        verbs.run(wf, store=store, run_id="r")
-    assert "interrupted" == status(store)
-    assert ("end", ["a"]) == (verbs.resume(wf, store, "r"), log)
 
 
 # -- what is no step
@@ -454,45 +429,3 @@ def test_recorded_steps_are_not_told_again(verbs, store):
     events = verbs.resume_stream(wf, store, "r")
     assert ["b"] == [event.step_name for event in events if isinstance(event, StepCompleted)]
     assert (("a",), "b") == (events[0].resumed.skipped, events[0].resumed.next_node)
-
-
-def test_a_hook_that_raises_changes_nothing(verbs, store):
-    def hook(event: Any) -> None:
-        raise RuntimeError("hook")
-
-    @workflow("w")
-    def wf():
-        yield step("a").python(int)
-        return "end"
-
-    assert "end" == verbs.run(wf, store=store, hooks=[hook])
-
-
-def test_a_hook_may_surround_the_call_of_a_step(verbs, store, log):
-    class Around:
-        def __enter__(self) -> None:
-            log.append("enter")
-
-        def __exit__(self, *args: object) -> None:
-            log.append("exit")
-
-    @workflow("w")
-    def wf():
-        yield step("a").python(log.append, args=("call",)).retry(Retry(2))
-
-    verbs.run(wf, store=store, hooks=[lambda event: Around() if isinstance(event, StepStarted) else None])
-    assert ["enter", "call", "exit"] == log
-
-
-def test_a_finished_workflow_gives_its_stored_result_and_takes_no_retry(verbs, store, log):
-    @workflow("w")
-    def wf():
-        yield step("a").python(log.append, args=("a",))
-        return "end"
-
-    verbs.run(wf, store=store, run_id="r")
-    records = len(store.read("r"))
-    assert "end" == verbs.resume(wf, store, "r")
-    with pytest.raises(RunNotResumableError):
-        verbs.retry(wf, store, "r")
-    assert (["a"], records) == (log, len(store.read("r")))

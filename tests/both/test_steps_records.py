@@ -26,7 +26,7 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.errors import CheckpointWriteError, DeserializeStateError, StateTooLargeError
+from milepost.errors import CheckpointWriteError, DeserializeStateError
 from milepost.events import CheckpointFailed
 
 
@@ -326,16 +326,6 @@ def test_a_run_that_could_not_record_an_output_goes_on_once_the_step_is_mended(v
     with pytest.raises(SerializeStateError):
         verbs.run(wf, store=store, run_id="r")
     assert (5, ["before"]) == (verbs.resume(wf, store, "r"), log)
-
-
-def test_an_output_that_is_too_large_stops_the_run(verbs, store):
-    @workflow("w")
-    def wf():
-        yield step("a").python(lambda: "x" * 2000)
-
-    with pytest.raises(StateTooLargeError) as caught:
-        verbs.run(wf, store=store, run_id="r", max_state_size=1000)
-    assert ("a", "r") == (caught.value.node_id, caught.value.run_id)
 
 
 @pytest.mark.parametrize(("given", "path"), [({"n": object()}, "input.n"), ({"n": [1, object()]}, "input.n[1]")])

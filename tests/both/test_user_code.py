@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -145,13 +144,6 @@ def test_a_breakpoint_inside_a_node_is_no_breakpoint_of_the_outer_run(verbs, sto
     assert ["failed", "interrupted"] == [store.get_run(run_id).info.status for run_id in ("r1", "r2")]
 
 
-def test_fifty_threads_run_one_graph_at_once(verbs, store, line):
-    graph = line(Count)
-    with ThreadPoolExecutor(50) as pool:
-        results = list(pool.map(lambda n: verbs.run(graph, Count(n), store=store, run_id=f"r{n}"), range(50)))
-    assert [Count(n + 3) for n in range(50)] == results
-
-
 VARIABLE: contextvars.ContextVar[int] = contextvars.ContextVar("VARIABLE", default=0)
 
 
@@ -227,28 +219,6 @@ def test_errors_of_the_store_name_the_run(verbs, medium, line):
     with pytest.raises(StoreClosedError) as closed:
         verbs.run(graph, Count(), store=store, run_id="r2")
     assert "r2" == closed.value.run_id
-
-
-@pytest.mark.parametrize("run_id", ["a/b", "日本/ü", "a b", "x" * 200])
-def test_odd_run_ids_work(verbs, store, line, run_id):
-    graph = line(Count, "ab")
-    with pytest.raises(RunStopped):
-        verbs.run(graph, Count(), store=store, run_id=run_id, stop_after="a")
-    assert Count(2) == verbs.resume(graph, store, run_id)
-    assert [run_id] == [info.run_id for info in store.list_runs()]
-
-
-@pytest.mark.parametrize("run_id", [5, b"r1"])
-def test_a_run_id_that_is_no_text_is_a_type_error_on_every_verb(verbs, store, line, run_id):
-    graph = line(Count, "ab")
-    for verb, args in (("resume", ()), ("retry", ()), ("resume_from", ("a",)), ("plan", ()), ("resume_stream", ())):
-        with pytest.raises(TypeError):
-            getattr(verbs, verb)(graph, store, run_id, *args)
-        with pytest.raises(TypeError):
-            getattr(verbs, verb)(milepost.Engine(store), graph, run_id, *args)
-    for verb in ("run", "stream"):
-        with pytest.raises(TypeError):
-            getattr(verbs, verb)(graph, Count(), store=store, run_id=run_id)
 
 
 @pytest.mark.parametrize("place", [None, "runs.db"])

@@ -14,10 +14,8 @@ from milepost import (
     CheckpointNotFoundError,
     Engine,
     Graph,
-    InputMismatchError,
     Reply,
     RunCancelled,
-    RunExistsError,
     RunSuspended,
     SkipMarker,
     StepError,
@@ -138,19 +136,6 @@ def test_start_refuses_inputs_that_the_workflow_does_not_have(verbs, engine, tim
     assert [] == timed.list_runs()
 
 
-def test_start_compares_inputs_of_a_run_that_exists(verbs, engine):
-    engine.start(simple, n=1, run_id="r")
-    with pytest.raises(RunExistsError):
-        verbs.call(engine, "start", simple, n=1, run_id="r")
-    for mode in ("return", "resume", "retry"):
-        with pytest.raises(InputMismatchError, match="'n'"):
-            verbs.call(engine, "start", simple, n=2, run_id="r", if_exists=mode)
-        assert "r" == verbs.call(engine, "start", simple, n=1, run_id="r", if_exists=mode).run_id
-    handle = verbs.call(engine, "start", simple, n=2, run_id="r", if_exists="return", compare_inputs=False)
-    work(engine)
-    assert 3 == handle.result(timeout=5)
-
-
 @pytest.mark.parametrize("mode", ["resume", "retry"])
 def test_start_makes_a_failed_workflow_ready(verbs, engine, log, mode):
     def fails_once() -> str:
@@ -234,12 +219,6 @@ def test_the_state_of_a_workflow_is_its_inputs_and_then_what_it_returned(verbs, 
         verbs.call(handle, "state", "nothing")
 
 
-def test_the_output_of_a_step_that_never_came_is_not_found(verbs, engine):
-    verbs.run(engine, simple, run_id="r", inputs={"n": 1})
-    with pytest.raises(CheckpointNotFoundError, match="finished"):
-        verbs.call(engine.handle("r"), "output", "subtract", timeout=5)
-
-
 def test_an_output_is_waited_for(verbs, store):
     engine = Engine(store, flows=FLOWS)
     handle = engine.start(everything, run_id="r")
@@ -309,15 +288,6 @@ def test_result_gives_exactly_what_the_workflow_returned(verbs, engine):
 
     verbs.run(engine, none, run_id="r")
     assert None is verbs.call(engine.handle("r", none), "result", timeout=5)
-
-
-def test_time_over_touches_nothing_of_a_run_that_waits(verbs, medium, jumping):
-    engine = Engine(medium.open(clock=jumping), clock=jumping, flows=FLOWS)
-    engine.run(everything, run_id="r", full=True)
-    before = engine.store.get_run("r")
-    with pytest.raises(TimeoutError):
-        verbs.call(engine.handle("r"), "result", timeout=3)
-    assert before == engine.store.get_run("r")
 
 
 # -- events ----------------------------------------------------------------------------------------------

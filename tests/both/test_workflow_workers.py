@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from milepost import Engine, RunCancelled, StoreError, parallel, step, workflow
-from milepost.drivers.heartbeat import heartbeat
 from milepost.engine import worker as workers
 from milepost.errors import OptionError
 
@@ -100,47 +99,11 @@ def test_a_time_that_is_over_is_found_by_the_next_poll(engine, clock):
     assert "timeout" == handle.result(timeout=5)
 
 
-def test_a_worker_in_the_background_polls_for_times_that_are_over(store, medium):
-    engine = Engine(store)
-
-    @workflow("naps")
-    def naps():
-        for number in range(3):
-            yield step(f"nap-{number}").sleep(0.02)
-        return "awake"
-
-    handle = engine.start(naps)
-    with engine.worker([naps], poll=0.01):
-        assert "awake" == handle.result(timeout=20)
-
-
 def test_a_worker_does_not_block_for_a_wait_though_the_engine_s_verbs_do(timed, clock):
     engine = Engine(timed, flows=[approve], clock=clock, on_wait="block")
     engine.start(approve, amount=1, run_id="r")
     work(engine, concurrency=1)
     assert "waiting" == status_of(engine, "r")
-
-
-def test_hundreds_of_parked_runs_cost_a_worker_neither_thread_nor_lease_nor_connection(medium, clock):
-    store = medium.open(clock=clock)
-    engine = Engine(store, flows=[approve], clock=clock)
-    for number in range(20):
-        engine.start(approve, amount=number, run_id=f"warm{number}")
-    work(engine)
-    before = threading.active_count()
-    for number in range(200):
-        engine.start(approve, amount=number, run_id=f"r{number}")
-    work(engine)
-    assert 220 == len(store.list_runs(status="waiting", limit=500))
-    assert {token.run_id for token in heartbeat._held}.isdisjoint({f"r{number}" for number in range(200)})
-    assert threading.active_count() <= before + 1
-    if medium.kind == "postgres":
-        assert store._connections._most == store._connections._free.qsize()
-    for number in range(200):
-        engine.signal(f"r{number}", "approval", number)
-    work(engine)
-    assert [*range(200)] == [engine.handle(f"r{number}").result(timeout=5) for number in range(200)]
-    assert 20 == len(store.list_runs(status="waiting", limit=500))
 
 
 @pytest.mark.every_store
@@ -161,30 +124,6 @@ def test_a_worker_takes_what_its_owner_left_dead_with_its_waits(medium, clock, l
     clock.advance(31)
     work(engine)
     assert ("early", ["book"]) == (handle.result(timeout=5), log)
-
-
-def test_two_workers_do_one_run_once(medium, clock, log):
-    store = medium.open(clock=clock)
-
-    @workflow("logged")
-    def logged(n: int):
-        yield step("do").python(lambda: log.append(n))
-        yield step("ask").wait_for("go")
-        yield step("end").python(lambda: log.append(-n))
-
-    engine = Engine(store, flows=[logged], clock=clock)
-    ids = [engine.start(logged, n=n).run_id for n in range(1, 21)]
-    for expected in ("waiting", "finished"):
-        threads = [threading.Thread(target=lambda: work(engine)) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        work(engine)
-        assert {expected} == {status_of(engine, run_id) for run_id in ids}
-        for run_id in ids if expected == "waiting" else ():
-            engine.signal(run_id, "go")
-    assert sorted([*range(1, 21), *range(-20, 0)]) == sorted(log)
 
 
 # -- stopping ----------------------------------------------------------------------------------------------
@@ -289,22 +228,6 @@ def test_a_step_that_hangs_frees_its_worker_s_place_when_it_is_cancelled(store):
 
 
 # -- refusing, and failing stores --------------------------------------------------------------------------
-
-
-def test_a_run_of_other_code_is_given_back_waiting_or_ready_and_not_taken_again(engine, timed):
-    @workflow("approve")
-    def other(amount: int):
-        yield step("something").python(lambda: 1)
-
-    engine.run(approve, amount=1, run_id="r", full=True)
-    engine.signal("r", "approval", "yes")
-    worker = Engine(timed, flows=[other], clock=engine._options.clock).worker()
-    worker.run(until_idle=True)
-    info = timed.get_run("r").info
-    assert (["r"], "ready") == ([*worker.refused], info.status)
-    assert "'something'" in info.reason
-    work(engine)
-    assert "yes" == engine.handle("r").result(timeout=5)
 
 
 def test_a_worker_does_not_remember_refused_runs_for_ever(monkeypatch, engine, timed, clock):

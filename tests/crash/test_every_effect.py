@@ -15,17 +15,14 @@ from milepost import (
     CompiledGraph,
     Context,
     Graph,
-    LeaseLost,
     MemoryStore,
     NodeError,
     Retry,
-    RunCancelled,
     SQLiteStore,
 )
 from milepost.errors import OptionError
 from milepost.executor.effects import Ask, Call, Drop, Hold, Write
 from milepost.graph.fork_run import fork
-from milepost.model.record import CHECKPOINT, FAILURE
 from milepost.store import Store, Token
 from milepost.testing import Crash, FakeClock, Stepper, crashtest
 from milepost.verbs import Job, flow_of
@@ -331,47 +328,6 @@ def test_a_run_asks_for_one_write_a_node():
     assert [Ask, Hold, Call, Write, Call, Write, Call, Write, Drop] == [type(effect) for effect in process.effects]
 
 
-def test_the_last_checkpoint_and_the_end_of_a_run_are_one_write():
-    process = stepper(line().graph, MemoryStore())
-    process.run()
-    last = [effect for effect in process.effects if isinstance(effect, Write)][-1]
-    assert ["checkpoint", "finish"] == [record.kind for record in last.append.records]
-    assert last.append.release is not None
-    assert "finished" == last.append.release.status
-
-
-def test_a_run_that_was_overtaken_calls_no_further_node():
-    process = stepper(line().graph, MemoryStore())
-    process.run_until(Call)
-    process.lease.is_lost = True
-    with pytest.raises(LeaseLost):
-        process.run()
-    assert 1 == sum(isinstance(effect, Call) for effect in process.effects)
-
-
-def test_a_run_that_is_cancelled_while_it_pauses_makes_no_further_attempt():
-    subject = retried()
-    process = stepper(subject.graph, MemoryStore())
-    process.run_until(Call)
-    process.step()
-    process.run_until(Call)
-    process.lease.cancel = "enough"
-    with pytest.raises(RunCancelled, match="enough"):
-        process.run()
-    assert 2 == sum(isinstance(effect, Call) for effect in process.effects)
-
-
-def test_a_write_that_failed_yet_took_effect_is_not_written_again():
-    store = MemoryStore()
-    process = stepper(line().graph, store)
-    write = process.run_until(Write)
-    store.append((write.append,))
-    process.fail(OSError("the answer was lost"))
-    assert 6 == process.run().state.n
-    assert [("a", 1), ("b", 1), ("c", 1)] == [(info.node_id, info.visit) for info in store.history("r-1")]
-    assert store.verify("r-1").ok
-
-
 def test_a_dropped_routine_performs_nothing_more():
     store = MemoryStore()
     process = stepper(line().graph, store)
@@ -383,34 +339,6 @@ def test_a_dropped_routine_performs_nothing_more():
     assert "running" == store.get_run("r-1").info.status
     with pytest.raises(RuntimeError, match="nothing is left to perform"):
         process.step()
-
-
-def test_failures_before_and_after_a_crash_add_up():
-    def fail(state: Tally) -> Tally:
-        raise OSError("never")
-
-    store = MemoryStore()
-    graph = (
-        Graph(Tally)
-        .add_node("a", fail, retry=Retry(max_attempts=3, backoff=0))
-        .add_edge("a", END)
-        .set_entry("a")
-        .compile("failing")
-    )
-    process = stepper(graph, store)
-    for _ in range(2):
-        process.run_until(Call)
-        process.step()
-    process.run_until(Call)
-    process.kill()
-    for token in process.tokens:
-        store.abandon(token)
-    with pytest.raises(NodeError):
-        graph.resume(store, "r-1")
-    failures = store.read("r-1", kinds=(FAILURE,))
-    assert 3 == len(failures)
-    assert [1, 2, 3] == [record.fields()["attempt"] for record in failures]
-    assert [] == store.read("r-1", kinds=(CHECKPOINT,))
 
 
 def test_a_fork_that_dies_at_any_effect_is_whole_or_not_there_and_its_origin_is_as_it_was():

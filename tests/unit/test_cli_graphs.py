@@ -7,7 +7,6 @@ import pty
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -355,28 +354,6 @@ def test_a_timer_is_shown_with_its_time(travel: Travel) -> None:
     assert re.fullmatch(r"for its time until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", row[3])
 
 
-def test_a_graph_that_waits_is_cancelled_and_reopened(travel: Travel) -> None:
-    travel.call("run", "travel:asked", "{}", "--run-id", "a")
-    assert "cancelled" in travel.call("cancel", "a", "--reason", "changed plans").out
-    shown = travel.json()
-    assert ("cancelled", {"plan", "hotels"}) == (shown["run"]["status"], set(shown["statuses"]))
-    assert ["    ask#1", "wait", "unfinished", "-"] in travel.rows()
-    assert 1 == travel.call("resume", "a", "travel:asked").code
-    assert 4 == travel.call("resume", "a", "travel:asked", "--reopen").code
-    assert "waiting" == travel.json()["statuses"]["ask"]
-
-
-def test_a_worker_parks_a_graph_that_waits_and_goes_on_with_it(travel: Travel) -> None:
-    app = ("--app", "travel:engine")
-    travel.call("start", "asked", "{}", "--run-id", "a", *app)
-    assert {"plan": "next"} == travel.json()["statuses"]
-    assert 0 == travel.call("worker", "--until-idle", *app).code
-    assert "waiting" == travel.json()["statuses"]["ask"]
-    travel.call("signal", "a", "approval", "true", *app)
-    assert 0 == travel.call("worker", "--until-idle", *app).code
-    assert "finished" == travel.json()["run"]["status"]
-
-
 def test_a_retry_runs_the_branch_that_failed_and_no_other(travel: Travel) -> None:
     travel.start("trips", '{"full": true}')
     travel.bring_back()
@@ -474,25 +451,6 @@ def test_graphviz_takes_the_drawing(travel: Travel) -> None:
 # -- show --watch --------------------------------------------------------------------------------------------
 
 
-def test_show_watch_follows_a_run_of_another_process_to_its_end(travel: Travel) -> None:
-    with travel.spawn("run", "travel:held", "{}", "--run-id", "a") as running:
-        assert running.stdout is not None
-        next(line for line in running.stdout if line == "held\n")
-        with travel.spawn("show", "a", "--watch") as watching:
-            assert watching.stdout is not None
-            seen = [watching.stdout.readline()]
-            while seen[-1] and not seen[-1].startswith("  done    seats#1"):
-                seen.append(watching.stdout.readline())
-            shown = travel.json()
-            assert ("running", "running") == (shown["run"]["status"], shown["statuses"]["hotels"])
-            (travel.folder / "go").touch()
-            out, err = watching.communicate(timeout=60)
-        running.communicate(timeout=60)
-    assert (0, "", 0) == (watching.returncode, err, running.returncode)
-    assert "run 'a' finished after " in out.splitlines()[-1]
-    assert "run 'a' of flow 'held' starts\n" == seen[0]
-
-
 def test_show_watch_tells_what_watch_tells(travel: Travel) -> None:
     travel.start("trips", '{"full": true}')
     for options in ((), ("--json",)):
@@ -507,22 +465,6 @@ def test_show_watch_draws_the_tree_in_a_terminal(travel: Travel) -> None:
     assert "\x1b[?25h" in told  # the cursor is back
     assert "seats#1" in told
     assert "it has finished" in told
-
-
-def test_control_c_ends_the_watching_in_a_terminal_and_touches_nothing(travel: Travel) -> None:
-    travel.start("asked")
-    before = travel.call("export", "a").out
-    master, slave = pty.openpty()
-    with travel.spawn("show", "a", "--watch", stdout=slave) as process:
-        os.close(slave)
-        told = b""
-        while b"is it good?" not in told:
-            told += os.read(master, 65536)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    os.close(master)
-    assert (130, "milepost: interrupted\n") == (process.returncode, err)
-    assert before == travel.call("export", "a").out
 
 
 def test_show_watch_redraws_when_a_run_moves(travel: Travel) -> None:

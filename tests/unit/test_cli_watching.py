@@ -9,7 +9,6 @@ import sqlite3
 
 import pytest
 from cli_calls import Shop, shop
-from test_cli_edges import in_terminal
 from test_cli_looking import make_run
 
 from milepost import SQLiteStore
@@ -174,10 +173,3 @@ def test_watch_ends_when_its_reader_goes_away(shop: Shop) -> None:
             record = make_record("live", 1, "2026-11-28T00:00:00.000000Z", "finish", fields={"status": "finished"})
             store.append([Append(token, (record,), Release("finished"))])
             assert 141 == process.wait(timeout=30)
-
-
-def test_a_terminal_shows_the_lines_in_colour(shop: Shop) -> None:
-    shop.call("run", "shop:graph", "-i", "id=a", "--run-id", "a")
-    told = in_terminal(shop, "watch", "a")
-    assert "\x1b[32m  done    charge#2" in told
-    assert "\x1b[1;32mrun 'a' finished after " in told

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from cli_calls import Answer, Shop, shop
-from test_cli_edges import in_terminal
 
 from milepost.testing.tables import for_each
 from milepost.views.text import utc
@@ -236,11 +235,6 @@ def test_inputs_are_json_where_they_parse_and_have_their_defaults(
 ) -> None:
     answer = bookings.call("run", "bookings:orders", *given, "--run-id", "a", "--json")
     assert (0, expected) == (answer.code, answer.events[0]["inputs"])
-
-
-def test_a_workflow_without_inputs_runs_without(bookings: Bookings) -> None:
-    answer = bookings.call("run", "bookings:nothing")
-    assert (0, "null") == (answer.code, answer.out.splitlines()[-2])
 
 
 @for_each(
@@ -621,39 +615,12 @@ def test_a_worker_runs_what_was_started_and_parks_what_waits(bookings: Bookings)
     assert '"dropped"' == json.dumps(bookings.show("w")["output"])
 
 
-def test_start_takes_a_workflow_as_its_target(bookings: Bookings) -> None:
-    answer = bookings.call("start", "bookings:orders", '{"order": "ab"}', "--run-id", "a", "--json")
-    assert (0, "ready") == (answer.code, answer.json["status"])
-    assert ("ready", []) == (bookings.show("a")["run"]["status"], bookings.show("a")["steps"])
-
-
-def test_recover_tells_what_became_of_workflows(bookings: Bookings) -> None:
-    app = ("--app", "bookings:engine")
-    bookings.call("start", "orders", "-i", "order=ab", "--run-id", "a", *app)
-    bookings.call("start", "approved", "--run-id", "w", *app)
-    answer = bookings.call("recover", *app, "--json")
-    assert (0, {"finished": 1, "waiting": 1}) == (answer.code, answer.json["counts"])
-
-
 def held(bookings: Bookings) -> subprocess.Popen[str]:
     """A process that is in the middle of a step."""
     process = bookings.spawn("run", "bookings:holds", "--run-id", "a")
     assert process.stdout is not None
     next(line for line in process.stdout if line == "held\n")
     return process
-
-
-def test_control_c_lets_the_step_end_and_leaves_the_run_interrupted(bookings: Bookings) -> None:
-    with held(bookings) as process:
-        assert process.stderr is not None
-        process.send_signal(signal.SIGINT)
-        told = process.stderr.readline()
-        (bookings.folder / "go").touch()
-        _, err = process.communicate(timeout=30)
-    assert "milepost: interrupted: stopping when what runs has ended; once more to end at once\n" == told
-    assert (130, "milepost: interrupted: milepost resume a [TARGET] goes on\n") == (process.returncode, err)
-    assert "interrupted" == bookings.show("a")["run"]["status"]
-    assert 0 == bookings.call("resume", "a", "bookings:holds").code
 
 
 def test_a_second_control_c_ends_the_process_at_once_and_loses_nothing(bookings: Bookings) -> None:
@@ -668,22 +635,3 @@ def test_a_second_control_c_ends_the_process_at_once_and_loses_nothing(bookings:
     (bookings.folder / "go").touch()
     answer = bookings.call("resume", "a", "bookings:holds", "--json")
     assert (0, ["long"]) == (answer.code, names(answer, "StepStarted"))
-
-
-def test_a_killed_workflow_is_shown_as_dead_and_goes_on(bookings: Bookings) -> None:
-    with held(bookings) as process:
-        process.kill()
-    shown = bookings.show("a")
-    assert ("dead", ["done"]) == (shown["run"]["status"], [step["status"] for step in shown["steps"]])
-    assert "milepost resume a [TARGET] goes on" in shown["why"]
-    assert "router" not in shown["why"]
-    (bookings.folder / "go").touch()
-    answer = bookings.call("resume", "a", "bookings:holds", "--json")
-    assert (0, ["long"]) == (answer.code, names(answer, "StepStarted"))
-
-
-def test_a_terminal_shows_steps_in_colour(bookings: Bookings) -> None:
-    told = in_terminal(bookings, "run", "bookings:orders", "-i", "order=ab", "--run-id", "a")
-    assert "\x1b[32m  done    charge" in told
-    assert "\x1b[1;32mrun 'a' finished after " in told
-    assert "price" in in_terminal(bookings, "show", "a")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,17 +24,6 @@ from milepost.verbs import flow_of
 
 def one_node(fn: Any, **options: Any) -> Any:
     return Graph(dict).add_node("a", fn, **options).add_edge("a", END).set_entry("a").compile("one")
-
-
-def test_the_error_of_a_stream_comes_after_its_last_event():
-    def fail(state: dict[str, Any]) -> dict[str, Any]:
-        raise OSError("no")
-
-    told: list[str] = []
-    with pytest.raises(NodeError):
-        for event in one_node(fail).stream({}, store=MemoryStore()):
-            told.append(type(event).__name__)  # noqa: PERF401 - what was told before the error counts
-    assert ["RunStarted", "NodeStarted", "AttemptFailed", "RunCompleted"] == told
 
 
 def test_a_node_that_tells_much_does_not_escape_its_timeout_in_a_stream():
@@ -174,17 +162,6 @@ def test_eight_threads_share_a_store_that_was_made_in_another(tmp_path: Any):
             assert store.verify(f"r-{number}").ok
 
 
-def test_a_node_that_raises_generatorexit_fails_like_any_other() -> None:
-    def only(state: dict[str, int]) -> dict[str, int]:
-        raise GeneratorExit
-
-    graph = Graph(dict).add_node("only", only).add_edge("only", END).set_entry("only").compile("strange")
-    store = MemoryStore()
-    with pytest.raises(NodeError, match="GeneratorExit"):
-        graph.run({}, store=store, run_id="r")
-    assert "failed" == store.get_run("r").info.status
-
-
 def test_a_stream_that_is_broken_off_at_its_last_event_keeps_no_lease():
     graph = one_node(lambda state: state)
     with SQLiteStore(":memory:") as store:
@@ -194,16 +171,6 @@ def test_a_stream_that_is_broken_off_at_its_last_event_keeps_no_lease():
                 break
         assert before == len(heartbeat._held)
         assert "finished" == store.get_run("r").info.status
-
-
-def test_an_async_node_that_raises_generatorexit_fails_like_any_other():
-    async def only(state: dict[str, int]) -> dict[str, int]:
-        raise GeneratorExit
-
-    store = MemoryStore()
-    with pytest.raises(NodeError, match="GeneratorExit"):
-        asyncio.run(one_node(only).arun({}, store=store, run_id="r"))
-    assert "failed" == store.get_run("r").info.status
 
 
 def test_control_c_between_two_effects_interrupts_the_run():
