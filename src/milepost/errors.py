@@ -620,9 +620,10 @@ class RunSuspended(MilepostError):
 
 
 class RunCancelled(MilepostError):
-    """The run was cancelled, for `reason`."""
+    """The run was cancelled, for `reason`; `by` is who asked, if the caller said so."""
 
     reason: str = ""
+    by: str | None = None
 
 
 class MilepostInterrupt(BaseException):

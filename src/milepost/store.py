@@ -62,6 +62,7 @@ __all__ = [
     "check_number",
     "check_run_id",
     "check_tag",
+    "read_cancel",
 ]
 
 Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead"]
@@ -108,6 +109,8 @@ class RunRow(msgspec.Struct, frozen=True):
     """The number of signals that the run was ever sent."""
     live: Ranges
     """The live ranges of the newest owner record that has some."""
+    cancel_by: str | None = None
+    """Who asked for the open cancel, as the caller said."""
 
 
 class NewRun(NamedTuple):
@@ -206,7 +209,7 @@ class Verdict(NamedTuple):
 
     outcome: Literal["written", "lost", "taken", "gap", "refused"]
     cancel: str | None = None
-    """The reason of an open cancel; every verdict has it."""
+    """The request of an open cancel, which `read_cancel` reads; every verdict has it."""
 
 
 class Renewal(NamedTuple):
@@ -245,6 +248,24 @@ class Signal(NamedTuple):
     signal_id: str | None
     to: str | None
     sent_at: float
+    by: str | None = None
+    """Who sent it, as the caller said."""
+
+
+_BY = "\x1f"
+"""The character between reason and name in the text of a cancel; a name has no control characters."""
+
+
+def cancel_text(reason: str, by: str | None) -> str:
+    """Return the request of a cancel as one text, for all that store it and hand it on."""
+    reason = reason.replace(_BY, "\\x1f")
+    return reason if by is None else f"{reason}{_BY}{by}"
+
+
+def read_cancel(text: str) -> tuple[str, str | None]:
+    """Return the reason and who asked, of a text that `cancel_text` made."""
+    reason, _, by = text.partition(_BY)
+    return reason, by or None
 
 
 class StoreOptions(TypedDict, total=False):
@@ -501,15 +522,23 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def put_signal(
-        self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
+        self,
+        run_id: str,
+        name: str,
+        payload: bytes | None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+        by: str | None = None,
     ) -> Literal["taken", "kept", "duplicate"]:
         """Store a signal and raise the run's count in one write, which also makes a run that waits for it `ready`.
 
         taken: a visit waits for the signal · kept: none does yet, and the run goes on waiting · duplicate: that
         `signal_id` was sent before, and nothing is stored. A wait whose time is over takes no signal. `to` names one
-        wait. Raises `SignalRefusedError`, and stores nothing, if the run does not wait there, if the payload does not
-        fit the `schema` of the wait that the signal is for, and while a cancel is open. Raises `RunNotResumableError`
-        for a run that is finished or cancelled, and `RunNotFoundError`.
+        wait; `by` says who sends it, in 512 bytes at most, and is stored with it. Raises `SignalRefusedError`, and
+        stores nothing, if the run does not wait there, if the payload does not fit the `schema` of the wait that the
+        signal is for, and while a cancel is open. Raises `RunNotResumableError` for a run that is finished or
+        cancelled, and `RunNotFoundError`.
         """
 
     @abc.abstractmethod
@@ -518,19 +547,22 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def request_cancel(
-        self, run_id: str, reason: str = "", sequence: int | None = None
+        self, run_id: str, reason: str = "", sequence: int | None = None, *, by: str | None = None
     ) -> Literal["cancelled", "requested", "ended"]:
-        """Request the cancellation of a run.
+        """Request the cancellation of a run. `by` says who asks, in 512 bytes at most.
 
         `sequence` is the record up to which the caller saw that no rollback is open (None: some are). Without a live
-        owner and with no newer record the run is cancelled in the same write, with a finish record and a new epoch.
-        Else the cancel is open, and every append and renewal reports it, until a release to an ended status closes it.
+        owner and with no newer record the run is cancelled in the same write, with a finish record (which has `by`) and a new
+        epoch. Else the cancel is open, and every append and renewal reports it, until a release to an ended status closes it.
         A run that is finished or cancelled is left as it is ("ended"). Raises `RunNotFoundError`.
         """
 
     @abc.abstractmethod
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """Return the reasons of open cancels among `run_ids`, by run id. Must be cheap: it is called every second."""
+        """Return the requests of open cancels among `run_ids`, by run id; `read_cancel` reads them.
+
+        Must be cheap: it is called every second.
+        """
 
     # -- live events -----------------------------------------------------------------------------------
 

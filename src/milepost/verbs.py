@@ -293,27 +293,34 @@ class Job:
             await events.aclose()  # type: ignore[attr-defined]
 
     def fork(
-        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, *, ready: bool = False
+        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, **given: Any
     ) -> str:
-        """Copy the run, up to a visit, into a new one, and return the new id."""
+        """Copy the run, up to a visit, into a new one, and return the new id. `given` are `ready` and `by`."""
         if iscoroutinefunction(self.options.state_override):
             raise AsyncNodeError(
                 "'state_override' is a coroutine function: await afork_run(...) instead", names=("state_override",)
             )
-        return self._drive(self._forked(node_id, visit, new_id, into, ready))
+        return self._drive(self._forked(node_id, visit, new_id, into, **given))
 
     async def afork(
-        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, *, ready: bool = False
+        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, **given: Any
     ) -> str:
         """Await the copy: the async form of `fork`."""
-        return await self._adrive(self._forked(node_id, visit, new_id, into, ready))
+        return await self._adrive(self._forked(node_id, visit, new_id, into, **given))
 
     def _forked(
-        self, node_id: str | None, visit: int | None, new_id: str | None, into: AnyStore | None, ready: bool
+        self,
+        node_id: str | None,
+        visit: int | None,
+        new_id: str | None,
+        into: AnyStore | None,
+        *,
+        ready: bool = False,
+        by: str | None = None,
     ) -> Routine[str]:
         new_id = new_run_id(self.options.clock.time()) if new_id is None else new_id
         with nullcontext() if into is None else opened(into) as other:
-            return (yield from self.run.fork(new_id, other, node_id, visit, ready=ready))
+            return (yield from self.run.fork(new_id, other, node_id, visit, ready=ready, by=by))
 
     def plan(self) -> ResumePlan:
         """Return what the call would do."""
@@ -590,6 +597,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         update: Mapping[str, Any] | None = None,
         reroute: bool | None = None,
         into: AnyStore | None = None,
+        by: str | None = None,
     ) -> str:
         """Copy a run up to a visit of a node or step into a new run, which is to be resumed, and return the new id.
 
@@ -612,7 +620,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         100
         """
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return self._job(store, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into)
+        return self._job(store, run_id, amends, ResumeRequest()).fork(node_id, visit, new_run_id, into, by=by)
 
     async def afork_run(
         self,
@@ -626,10 +634,11 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         update: Mapping[str, Any] | None = None,
         reroute: bool | None = None,
         into: AnyStore | None = None,
+        by: str | None = None,
     ) -> str:
         """Await the copy: the async form of `fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
-        return await self._job(store, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into)
+        return await self._job(store, run_id, amends, ResumeRequest()).afork(node_id, visit, new_run_id, into, by=by)
 
     def signal(
         self,
@@ -640,6 +649,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         signal_id: str | None = None,
         to: str | None = None,
+        by: str | None = None,
     ) -> SignalOutcome:
         """Send a run a signal.
 
@@ -659,7 +669,7 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         'Ada'
         """
         with opened(store) as known:
-            routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to)
+            routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to, by=by)
             return drive(routine, run_id, wakes=known)
 
     async def asignal(
@@ -671,13 +681,14 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         signal_id: str | None = None,
         to: str | None = None,
+        by: str | None = None,
     ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
         with opened(store) as known:
-            routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to)
+            routine = signals.signal(known, run_id, name, payload, signal_id=signal_id, to=to, by=by)
             return await adrive(routine, run_id, wakes=known)
 
-    def cancel(self, store: AnyStore, run_id: str, reason: str = "") -> CancelOutcome:
+    def cancel(self, store: AnyStore, run_id: str, reason: str = "", *, by: str | None = None) -> CancelOutcome:
         """Ask a run to end.
 
         cancelled: nobody executed it, and it has ended · requested: its owner ends it at the next boundary, and cancels
@@ -688,12 +699,12 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         ['cancelled', 'ended']
         """
         with opened(store) as known:
-            return drive(signals.cancel(known, run_id, reason), run_id, wakes=known)
+            return drive(signals.cancel(known, run_id, reason, by), run_id, wakes=known)
 
-    async def acancel(self, store: AnyStore, run_id: str, reason: str = "") -> CancelOutcome:
+    async def acancel(self, store: AnyStore, run_id: str, reason: str = "", *, by: str | None = None) -> CancelOutcome:
         """Await the request: the async form of `cancel`."""
         with opened(store) as known:
-            return await adrive(signals.cancel(known, run_id, reason), run_id, wakes=known)
+            return await adrive(signals.cancel(known, run_id, reason, by), run_id, wakes=known)
 
 
 class StateVerbs(Verbs[StateT, RunResult[StateT]]):

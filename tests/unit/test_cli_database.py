@@ -32,6 +32,7 @@ DROP INDEX runs_ready; DROP INDEX runs_timed; DROP INDEX runs_drained;
 DROP TRIGGER run_tags_begin; DROP TRIGGER run_tags_change; DROP TRIGGER run_tags_end; DROP TABLE run_tags;
 CREATE INDEX runs_due ON runs (flow, status, wake_at);
 ALTER TABLE runs DROP COLUMN blocked_by;
+ALTER TABLE signals DROP COLUMN sent_by;
 ALTER TABLE runs DROP COLUMN pruned;
 PRAGMA user_version = 1;
 """

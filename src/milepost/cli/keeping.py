@@ -19,6 +19,7 @@ from milepost.cli.places import (
     FAILED,
     OK,
     Invocation,
+    by_option,
     command,
     open_existing,
     open_or_make,
@@ -297,6 +298,7 @@ def stats(invocation: Invocation) -> int:
     click.option("--as", "new_id", metavar="ID", help="The id of the new run. Default: one is made."),
     click.option("--into", metavar="URL", help="Where the new run is kept. Default: where RUN is."),
     click.option("--ready", is_flag=True, help="Leave the new run to the workers."),
+    by_option,
 )
 def fork(
     invocation: Invocation,
@@ -306,6 +308,7 @@ def fork(
     new_id: str | None,
     into: str | None,
     ready: bool,
+    by: str | None,
 ) -> int:
     """Copy a run up to a node into a new run, and print its id.
 
@@ -316,7 +319,9 @@ def fork(
         raise click.UsageError("--visit goes with --node NODE")
     name = new_run_id(SYSTEM.time()) if new_id is None else new_id
     with open_existing(invocation) as store, _target(store, into) as target:
-        SyncDriver(SYSTEM).run(forked(store, run_id, name, into=target, node_id=node_id, visit=visit, ready=ready))
+        SyncDriver(SYSTEM).run(
+            forked(store, run_id, name, into=target, node_id=node_id, visit=visit, ready=ready, by=by)
+        )
         info = target.get_run(name).info
         place = target.place
     if invocation.is_json:

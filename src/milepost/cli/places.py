@@ -170,6 +170,9 @@ optional_app_option = click.option(
 )  # fmt: skip
 
 
+by_option = click.option("--by", metavar="NAME", help="Who does this; show and history tell it.")
+
+
 def command(name: str, *options: Callable[..., Any], **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function of (`Invocation`, its options); it returns an exit code or None for 0."""
 

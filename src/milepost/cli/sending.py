@@ -10,7 +10,7 @@ import click
 
 from milepost.cli.keeping import check_that_somebody_can_be_asked, is_agreed
 from milepost.cli.looking import FILTERS, find_runs, read_filters, stopping
-from milepost.cli.places import FAILED, OK, Invocation, app_option, command, optional_app_option
+from milepost.cli.places import FAILED, OK, Invocation, app_option, by_option, command, optional_app_option
 from milepost.cli.targets import found_flow, opened_engine, read_input, read_json, read_pairs, read_time, split_input
 from milepost.cli.text import to_json
 from milepost.drivers import SyncDriver
@@ -85,6 +85,7 @@ def start(
     click.option("--to", metavar="WAIT", help="Only this wait, such as approve#1, as show tells it."),
     click.option("--id", "--signal-id", "signal_id", metavar="ID",
                  help="One that was sent with this id before is not sent again."),
+    by_option,
     optional_app_option,
 )  # fmt: skip
 def signal(
@@ -94,6 +95,7 @@ def signal(
     payload: str | None,
     to: str | None,
     signal_id: str | None,
+    by: str | None,
 ) -> int:
     """Send a run a signal. JSON is its payload, or - to read it.
 
@@ -101,7 +103,7 @@ def signal(
     """
     value = None if payload is None else read_json(payload, "the payload")
     with opened_engine(invocation) as engine:
-        outcome = engine.signal(run_id, name, value, signal_id=signal_id, to=to)
+        outcome = engine.signal(run_id, name, value, signal_id=signal_id, to=to, by=by)
     return _tell(invocation, outcome, f"signal {clean(name)!r} of run {clean(run_id)!r}", run_id=run_id, signal=name)
 
 
@@ -112,9 +114,10 @@ def signal(
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them. Default: all."),
     click.option("--reason", default="", metavar="TEXT", help="Told by show, and to whoever waits for the run."),
     click.option("--yes", "-y", is_flag=True, help="Do not ask."),
+    by_option,
     optional_app_option,
 )  # fmt: skip
-def cancel(invocation: Invocation, run_id: str | None, reason: str, yes: bool, **given: Any) -> int:
+def cancel(invocation: Invocation, run_id: str | None, reason: str, yes: bool, by: str | None, **given: Any) -> int:
     """Ask a run to end, or all that match.
 
     Where nobody executes it, it is cancelled at once; else by its owner, within seconds. Of many runs those are meant that
@@ -124,12 +127,12 @@ def cancel(invocation: Invocation, run_id: str | None, reason: str, yes: bool, *
     filters = _filters_instead_of(bool(run_id), given, "cancel")
     with opened_engine(invocation) as engine:
         if run_id is not None:
-            outcome = engine.cancel(run_id, reason)
+            outcome = engine.cancel(run_id, reason, by=by)
             return _tell(invocation, outcome, f"cancel of run {clean(run_id)!r}", run_id=run_id)
         found, stopped = _found(engine, filters, ACTIVE)
         if not _is_agreed("cancel", "nothing was cancelled", found, yes=yes):
             return FAILED
-        outcomes = _each(found, lambda run_id: engine.handle(run_id)._ended(reason))
+        outcomes = _each(found, lambda run_id: engine.handle(run_id)._ended(reason, by))
     if invocation.is_json:
         document = {"outcomes": outcomes.done, "refused": outcomes.refused, "stopped_after": stopped}
         print(to_json(document))
@@ -148,9 +151,12 @@ def cancel(invocation: Invocation, run_id: str | None, reason: str, yes: bool, *
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the newest N of them. Default: all."),
     click.option("--reopen", is_flag=True, help="Also runs that were cancelled, or that crashes blocked."),
     click.option("--yes", "-y", is_flag=True, help="Do not ask."),
+    by_option,
     optional_app_option,
 )  # fmt: skip
-def requeue(invocation: Invocation, run_ids: tuple[str, ...], reopen: bool, yes: bool, **given: Any) -> int:
+def requeue(
+    invocation: Invocation, run_ids: tuple[str, ...], reopen: bool, yes: bool, by: str | None, **given: Any
+) -> int:
     """Leave runs to the workers, by id or all that match.
 
     A run that failed goes on as by retry, any other as by resume. Without --status those are meant that failed, were
@@ -162,10 +168,10 @@ def requeue(invocation: Invocation, run_ids: tuple[str, ...], reopen: bool, yes:
         if not _is_agreed("requeue", "nothing was requeued", found, yes=yes):
             return FAILED
         if len(run_ids) == 1:
-            engine.requeue(*run_ids, reopen=reopen)
+            engine.requeue(*run_ids, reopen=reopen, by=by)
             outcomes: Outcomes[None] = Outcomes({run_ids[0]: None}, {})
         else:
-            outcomes = _each(found, lambda run_id: engine.handle(run_id)._requeued(reopen=reopen))
+            outcomes = _each(found, lambda run_id: engine.handle(run_id)._requeued(reopen=reopen, by=by))
     if invocation.is_json:
         print(to_json({"done": [*outcomes.done], "refused": outcomes.refused, "stopped_after": stopped}))
         return FAILED if outcomes.refused else OK

@@ -23,7 +23,7 @@ from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import BulkFilters, EngineOptions, Options, RunFilters, RunOptions, merge_options, start_time
-from milepost.store import ACTIVE, RunRow, Store
+from milepost.store import ACTIVE, RunRow, Store, check_id
 from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, flow_of, store_of
 
@@ -359,6 +359,7 @@ class Engine:
         reroute: bool | None = None,
         into: AnyStore | None = None,
         ready: bool = False,
+        by: str | None = None,
     ) -> str:
         """Copy a run up to a visit into a new run; see `Verbs.fork_run`. `authorize` is asked as before a resume.
 
@@ -373,7 +374,7 @@ class Engine:
         """
         return self._handle(run_id, flow_of(_checked_flow(flow))).fork_run(
             node_id, visit, new_run_id=new_run_id, state_override=state_override, update=update, reroute=reroute,
-            into=into, ready=ready,
+            into=into, ready=ready, by=by,
         )  # fmt: skip
 
     async def afork_run(
@@ -389,11 +390,12 @@ class Engine:
         reroute: bool | None = None,
         into: AnyStore | None = None,
         ready: bool = False,
+        by: str | None = None,
     ) -> str:
         """Await the copy: the async form of `fork_run`."""
         return await self._handle(run_id, flow_of(_checked_flow(flow))).afork_run(
             node_id, visit, new_run_id=new_run_id, state_override=state_override, update=update, reroute=reroute,
-            into=into, ready=ready,
+            into=into, ready=ready, by=by,
         )  # fmt: skip
 
     # -- leaving it to a worker ------------------------------------------------------------------------
@@ -466,7 +468,13 @@ class Engine:
         return self._handle(job.run.run_id, job.flow)
 
     def requeue(
-        self, run_id: str, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None
+        self,
+        run_id: str,
+        *,
+        retry: bool | None = None,
+        reopen: bool = False,
+        at: datetime | None = None,
+        by: str | None = None,
     ) -> None:
         """Leave a run to the workers, at once or from `at` (aware) on. Its flow's code is not needed.
 
@@ -484,15 +492,21 @@ class Engine:
         >>> engine.handle(copy).info().status
         'ready'
         """
-        self._handle(run_id).requeue(retry=retry, reopen=reopen, at=at)
+        self._handle(run_id).requeue(retry=retry, reopen=reopen, at=at, by=by)
 
     async def arequeue(
-        self, run_id: str, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None
+        self,
+        run_id: str,
+        *,
+        retry: bool | None = None,
+        reopen: bool = False,
+        at: datetime | None = None,
+        by: str | None = None,
     ) -> None:
         """Await it: the async form of `requeue`."""
-        await self._handle(run_id).arequeue(retry=retry, reopen=reopen, at=at)
+        await self._handle(run_id).arequeue(retry=retry, reopen=reopen, at=at, by=by)
 
-    def requeue_all(self, **filters: Unpack[BulkFilters]) -> Requeued:
+    def requeue_all(self, *, by: str | None = None, **filters: Unpack[BulkFilters]) -> Requeued:
         """Leave every run that matches to the workers, as `requeue` does; return their ids, and why others are refused.
 
         `flow`, `status`, `tags` and `after` are those of `list_runs`; status None: failed, interrupted and blocked runs.
@@ -503,11 +517,11 @@ class Engine:
         between. `limit` takes the newest so many runs. Each run is taken at most once, and one that is refused, by
         `authorize` too, does not keep the others from it.
         """
-        return drive(self._requeued_all(filters), None, self._bound["clock"], wakes=self.store)
+        return drive(self._requeued_all(filters, by), None, self._bound["clock"], wakes=self.store)
 
-    async def arequeue_all(self, **filters: Unpack[BulkFilters]) -> Requeued:
+    async def arequeue_all(self, *, by: str | None = None, **filters: Unpack[BulkFilters]) -> Requeued:
         """Await it: the async form of `requeue_all`."""
-        return await adrive(self._requeued_all(filters), None, self._bound["clock"], wakes=self.store)
+        return await adrive(self._requeued_all(filters, by), None, self._bound["clock"], wakes=self.store)
 
     @overload
     def handle(self, run_id: str, flow: Verbs[T] | Bound[T]) -> RunHandle[T]: ...
@@ -547,24 +561,38 @@ class Engine:
     # -- signals and cancels ---------------------------------------------------------------------------
 
     def signal(
-        self, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
+        self,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+        by: str | None = None,
     ) -> SignalOutcome:
         """Send a run a signal; see `Verbs.signal`."""
-        return self._handle(run_id).signal(name, payload, signal_id=signal_id, to=to)
+        return self._handle(run_id).signal(name, payload, signal_id=signal_id, to=to, by=by)
 
     async def asignal(
-        self, run_id: str, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
+        self,
+        run_id: str,
+        name: str,
+        payload: Any = None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+        by: str | None = None,
     ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
-        return await self._handle(run_id).asignal(name, payload, signal_id=signal_id, to=to)
+        return await self._handle(run_id).asignal(name, payload, signal_id=signal_id, to=to, by=by)
 
-    def cancel(self, run_id: str, reason: str = "") -> CancelOutcome:
+    def cancel(self, run_id: str, reason: str = "", *, by: str | None = None) -> CancelOutcome:
         """Ask a run to end; see `Verbs.cancel`."""
-        return self._handle(run_id).cancel(reason)
+        return self._handle(run_id).cancel(reason, by=by)
 
-    async def acancel(self, run_id: str, reason: str = "") -> CancelOutcome:
+    async def acancel(self, run_id: str, reason: str = "", *, by: str | None = None) -> CancelOutcome:
         """Await the request: the async form of `cancel`."""
-        return await self._handle(run_id).acancel(reason)
+        return await self._handle(run_id).acancel(reason, by=by)
 
     def cancel_all(self, reason: str = "") -> list[str]:
         """Ask every run that this engine executes now to end, and return their ids."""
@@ -584,7 +612,7 @@ class Engine:
                 asked.append(run_id)
         return asked
 
-    def cancel_matching(self, *, reason: str = "", **filters: Unpack[BulkFilters]) -> Cancelled:
+    def cancel_matching(self, *, reason: str = "", by: str | None = None, **filters: Unpack[BulkFilters]) -> Cancelled:
         """Ask every run that matches to end, as `cancel` does; return what became of each.
 
         The filters are those of `requeue_all`; status None: all runs that have not ended, or with a filter on errors the
@@ -595,11 +623,13 @@ class Engine:
         >>> engine.cancel_matching(run_id_prefix="old-", reason="no longer wanted").outcomes
         {'old-1': 'cancelled'}
         """
-        return drive(self._cancelled_matching(filters, reason), None, self._bound["clock"], wakes=self.store)
+        return drive(self._cancelled_matching(filters, reason, by), None, self._bound["clock"], wakes=self.store)
 
-    async def acancel_matching(self, *, reason: str = "", **filters: Unpack[BulkFilters]) -> Cancelled:
+    async def acancel_matching(
+        self, *, reason: str = "", by: str | None = None, **filters: Unpack[BulkFilters]
+    ) -> Cancelled:
         """Await the requests: the async form of `cancel_matching`."""
-        return await adrive(self._cancelled_matching(filters, reason), None, self._bound["clock"], wakes=self.store)
+        return await adrive(self._cancelled_matching(filters, reason, by), None, self._bound["clock"], wakes=self.store)
 
     # -- looking and deleting --------------------------------------------------------------------------
 
@@ -773,23 +803,29 @@ class Engine:
         if job.options.amends:
             self._gate.ask("override", run_id, job.flow.name)
 
-    def _requeued_all(self, filters: BulkFilters) -> Routine[Requeued]:
+    def _requeued_all(self, filters: BulkFilters, by: str | None) -> Routine[Requeued]:
         from milepost.engine.matching import each_matching  # few programs need it
         from milepost.engine.requeue import STANDING
         from milepost.model.info import Requeued
 
+        if by is not None:
+            check_id(by, "by")
+
         def requeue(run_id: str) -> Routine[None]:
-            return self._handle(run_id)._requeued()
+            return self._handle(run_id)._requeued(by=by)
 
         outcomes, stopped = yield from each_matching(self.store, requeue, STANDING, filters)
         return Requeued((*outcomes.done,), outcomes.refused, stopped)
 
-    def _cancelled_matching(self, filters: BulkFilters, reason: str) -> Routine[Cancelled]:
+    def _cancelled_matching(self, filters: BulkFilters, reason: str, by: str | None) -> Routine[Cancelled]:
         from milepost.engine.matching import each_matching  # few programs need it
         from milepost.model.info import Cancelled
 
+        if by is not None:
+            check_id(by, "by")
+
         def cancel(run_id: str) -> Routine[CancelOutcome]:
-            return self._handle(run_id)._ended(reason)
+            return self._handle(run_id)._ended(reason, by)
 
         outcomes, stopped = yield from each_matching(self.store, cancel, ACTIVE, filters)
         return Cancelled(outcomes.done, outcomes.refused, stopped)

@@ -165,32 +165,48 @@ class RunHandle(Generic[R]):
     # -- acting --------------------------------------------------------------------------------------
 
     def signal(
-        self, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+        by: str | None = None,
     ) -> SignalOutcome:
         """Send the run a signal; see `Verbs.signal`."""
-        return self._run(self._signalled(name, payload, signal_id, to, is_awaited=False), wakes=self.store)
+        return self._run(self._signalled(name, payload, signal_id, to, by, is_awaited=False), wakes=self.store)
 
     async def asignal(
-        self, name: str, payload: Any = None, *, signal_id: str | None = None, to: str | None = None
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+        by: str | None = None,
     ) -> SignalOutcome:
         """Await the sending: the async form of `signal`."""
-        return await self._arun(self._signalled(name, payload, signal_id, to, is_awaited=True), wakes=self.store)
+        return await self._arun(self._signalled(name, payload, signal_id, to, by, is_awaited=True), wakes=self.store)
 
-    def cancel(self, reason: str = "") -> CancelOutcome:
+    def cancel(self, reason: str = "", *, by: str | None = None) -> CancelOutcome:
         """Ask the run to end; see `Verbs.cancel`."""
-        return self._run(self._ended(reason), wakes=self.store)
+        return self._run(self._ended(reason, by), wakes=self.store)
 
-    async def acancel(self, reason: str = "") -> CancelOutcome:
+    async def acancel(self, reason: str = "", *, by: str | None = None) -> CancelOutcome:
         """Await the request: the async form of `cancel`."""
-        return await self._arun(self._ended(reason), wakes=self.store)
+        return await self._arun(self._ended(reason, by), wakes=self.store)
 
-    def requeue(self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None) -> None:
+    def requeue(
+        self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None, by: str | None = None
+    ) -> None:
         """Leave the run to the workers; see `Engine.requeue`."""
-        self._run(self._requeued(retry=retry, reopen=reopen, at=at), wakes=self.store)
+        self._run(self._requeued(retry=retry, reopen=reopen, at=at, by=by), wakes=self.store)
 
-    async def arequeue(self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None) -> None:
+    async def arequeue(
+        self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None, by: str | None = None
+    ) -> None:
         """Await it: the async form of `requeue`."""
-        await self._arun(self._requeued(retry=retry, reopen=reopen, at=at), wakes=self.store)
+        await self._arun(self._requeued(retry=retry, reopen=reopen, at=at, by=by), wakes=self.store)
 
     def fork_run(
         self,
@@ -203,11 +219,12 @@ class RunHandle(Generic[R]):
         reroute: bool | None = None,
         into: AnyStore | None = None,
         ready: bool = False,
+        by: str | None = None,
     ) -> str:
         """Copy the run up to a visit into a new run, and return its id; see `Engine.fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
         job = self._job_to_fork(self._run(self._known()), amends, ready=ready)
-        return job.fork(node_id, visit, new_run_id, into, ready=ready)
+        return job.fork(node_id, visit, new_run_id, into, ready=ready, by=by)
 
     async def afork_run(
         self,
@@ -220,11 +237,12 @@ class RunHandle(Generic[R]):
         reroute: bool | None = None,
         into: AnyStore | None = None,
         ready: bool = False,
+        by: str | None = None,
     ) -> str:
         """Await the copy: the async form of `fork_run`."""
         amends = {"state_override": state_override, "update": update, "reroute": reroute}
         job = self._job_to_fork(await self._arun(self._known()), amends, ready=ready)
-        return await job.afork(node_id, visit, new_run_id, into, ready=ready)
+        return await job.afork(node_id, visit, new_run_id, into, ready=ready, by=by)
 
     # -- below ---------------------------------------------------------------------------------------
 
@@ -268,7 +286,7 @@ class RunHandle(Generic[R]):
             ) from None
 
     def _signalled(
-        self, name: str, payload: Any, signal_id: str | None, to: str | None, *, is_awaited: bool
+        self, name: str, payload: Any, signal_id: str | None, to: str | None, by: str | None, *, is_awaited: bool
     ) -> Routine[SignalOutcome]:
         info = yield from self._info()
         self._gate.ask("signal", self.run_id, info.flow)
@@ -285,14 +303,15 @@ class RunHandle(Generic[R]):
                 payload,
                 signal_id=signal_id,
                 to=to,
+                by=by,
                 find_wait=None if self._flow is None else find_wait,
             )
         )
 
-    def _ended(self, reason: str) -> Routine[CancelOutcome]:
+    def _ended(self, reason: str, by: str | None = None) -> Routine[CancelOutcome]:
         if self._gate.is_guarded:
             self._gate.ask("cancel", self.run_id, (yield from self._info()).flow)
-        return (yield from signals.cancel(self.store, self.run_id, reason))
+        return (yield from signals.cancel(self.store, self.run_id, reason, by))
 
     def _job_to_fork(self, flow: Flow, amends: Mapping[str, Any], *, ready: bool) -> Job:
         job = Job(flow, self.store, self.run_id, amends, self._bound, ResumeRequest())
@@ -302,11 +321,18 @@ class RunHandle(Generic[R]):
         return job
 
     def _requeued(
-        self, *, retry: bool | None = None, reopen: bool = False, at: datetime | None = None
+        self,
+        *,
+        retry: bool | None = None,
+        reopen: bool = False,
+        at: datetime | None = None,
+        by: str | None = None,
     ) -> Routine[None]:
         from milepost.engine.requeue import requeue  # few programs need it
 
-        return requeue(self.store, self.run_id, self._gate, self._bound, new_nonce, retry=retry, reopen=reopen, at=at)
+        return requeue(
+            self.store, self.run_id, self._gate, self._bound, new_nonce, retry=retry, reopen=reopen, at=at, by=by
+        )
 
     def _chronicle(self, flow: Flow) -> Chronicle:
         if flow.front == "graph":

@@ -20,7 +20,7 @@ from milepost.executor.signals import check_key
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import START, Record, format_time
 from milepost.options import merge_options, start_time
-from milepost.store import Claimed, Release, RunRow, RunSnapshot, Store, check_run_id
+from milepost.store import Claimed, Release, RunRow, RunSnapshot, Store, check_id, check_run_id
 from milepost.workflows.replay import ranges_to_go_on
 
 STANDING = ("failed", "interrupted", "blocked")
@@ -38,19 +38,27 @@ def requeue(
     retry: bool | None = None,
     reopen: bool = False,
     at: datetime | None = None,
+    by: str | None = None,
 ) -> Routine[None]:
     """Leave a run to the workers; see `Engine.requeue`."""
     wake_at = start_time(at)
+    if by is not None:
+        check_id(by, "by")
     journal = Journal(store, check_run_id(run_id), merge_options(bound, {"reopen": reopen}))
     latest: RunSnapshot = yield from ask(store, "latest", run_id)
     gate.ask("requeue", run_id, latest.row.info.flow)
     yield from check_key(store, run_id)
-    while not (yield from _leave(journal, latest, nonces, retry, wake_at)):
+    while not (yield from _leave(journal, latest, nonces, retry, wake_at, by)):
         latest = yield from ask(store, "latest", run_id)
 
 
 def _leave(
-    journal: Journal, latest: RunSnapshot, nonces: Callable[[], str], retry: bool | None, wake_at: float
+    journal: Journal,
+    latest: RunSnapshot,
+    nonces: Callable[[], str],
+    retry: bool | None,
+    wake_at: float,
+    by: str | None,
 ) -> Routine[bool]:
     """Leave the run to the workers. Return False if its journal has grown since `latest` was read."""
     store, row, info, options = journal.store, latest.row, latest.row.info, journal.options
@@ -69,7 +77,7 @@ def _leave(
     claim = make_claim(
         journal.run_id, options, row, latest.newest, nonces(), request,
         latest.newest if latest.point is None else latest.point.sequence,
-        now=format_time(options.clock.time()), fields={"reopen": options.reopen or None}, live=live, again=again,
+        now=format_time(options.clock.time()), fields={"reopen": options.reopen or None, "by": by}, live=live, again=again,
         reason="it was left to the workers",
     )  # fmt: skip
     journal.sequence, journal.epoch = latest.newest, claim.epoch

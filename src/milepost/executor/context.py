@@ -21,7 +21,7 @@ from milepost.model.events import Emitted, Event, Progress, UnrecordedEvent, sur
 from milepost.model.failure import contained
 from milepost.model.live import snapshot
 from milepost.model.record import parse_time
-from milepost.store import Statement, check_tag
+from milepost.store import Statement, check_tag, read_cancel
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -230,13 +230,15 @@ class Context(Generic[DepsT]):
         """
         if self.cancelled:
             held = self._scope.held
-            reason = (held.cancel if held is not None else None) or "the attempt's time is over"
+            asked, by = read_cancel((held.cancel if held is not None else None) or "")
+            reason = asked or "the attempt's time is over"
             raise interruption(
                 RunCancelled(
                     f"run {self.run_id!r} is to stop in node {self.node_id!r}: {reason}",
                     run_id=self.run_id,
                     node_id=self.node_id,
                     reason=reason,
+                    by=by,
                 )
             )
 

@@ -41,7 +41,7 @@ from milepost.model.record import (
     make_step,
 )
 from milepost.options import Options
-from milepost.store import Append, Claim, NewRun, Release, RunRow, Statement, Store, Token
+from milepost.store import Append, Claim, NewRun, Release, RunRow, Statement, Store, Token, read_cancel
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -385,10 +385,11 @@ class NullJournal:
             epoch=self.epoch,
         )
 
-    def cancelled(self, reason: str) -> RunCancelled:
-        """Make the error of a run that was cancelled."""
+    def cancelled(self, request: str) -> RunCancelled:
+        """Make the error of a run that was cancelled by a request, as `read_cancel` reads it."""
+        reason, by = read_cancel(request)
         because = f": {reason}" if reason else ""
-        return RunCancelled(f"run {self.run_id!r} was cancelled{because}", run_id=self.run_id, reason=reason)
+        return RunCancelled(f"run {self.run_id!r} was cancelled{because}", run_id=self.run_id, reason=reason, by=by)
 
 
 class Journal(NullJournal):

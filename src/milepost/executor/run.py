@@ -37,7 +37,7 @@ from milepost.model.ranges import Ranges
 from milepost.model.record import FAILURE, FINISH, Origin, Record, format_time
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
-from milepost.store import ENDED, Release, RunRow, RunSnapshot, Store
+from milepost.store import ENDED, Release, RunRow, RunSnapshot, Store, cancel_text
 
 if TYPE_CHECKING:
     from milepost.executor.checks import Amendment, ResumeRequest
@@ -176,11 +176,18 @@ class Run(ABC):
 
     @abstractmethod
     def fork(
-        self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None, *, ready: bool
+        self,
+        new_run_id: str,
+        into: Store | None,
+        node_id: str | None,
+        visit: int | None,
+        *,
+        ready: bool,
+        by: str | None,
     ) -> Routine[str]:
         """Copy the run up to a visit into a new run, in the store `into` or (None) in its own; return the new id.
 
-        `ready`: the new run is left to the workers.
+        `ready`: the new run is left to the workers. `by` says who forks.
         """
 
     @abstractmethod
@@ -216,7 +223,7 @@ class Run(ABC):
     def end(self, found: Any, row: RunRow) -> Routine[Any]:
         """Carry out an open cancel. Raises `RunCancelled`."""
         yield from ()
-        raise self.journal.cancelled(row.cancel or "")
+        raise self.journal.cancelled(cancel_text(row.cancel or "", row.cancel_by))
 
     def stored(self, found: Any) -> Routine[Any]:
         """Return the result of a finished run. Nothing runs and nothing is written."""
@@ -366,7 +373,7 @@ class Run(ABC):
         blocked_by = ""
         if isinstance(exc, RunCancelled):
             self.status, reason = "cancelled", exc.reason or "cancelled"
-            records = (journal.make(FINISH, status="cancelled", reason=reason),)
+            records = (journal.make(FINISH, status="cancelled", reason=reason, by=exc.by),)
         elif self.is_stopped_by(exc):
             self.status, reason = "ready", "the worker that had it was stopped"
         elif isinstance(exc, StoreError) and 0 < self.claims < (self.options.max_crashes or OUTAGES):

@@ -13,7 +13,7 @@ from milepost.executor.waits import MessageCodec, Waits, reply_with
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
-from milepost.store import RunRow, Signal, Store
+from milepost.store import RunRow, Signal, Store, check_id
 
 SignalOutcome = Literal["taken", "kept", "duplicate"]
 CancelOutcome = Literal["cancelled", "requested", "ended"]
@@ -31,6 +31,7 @@ def signal(
     *,
     signal_id: str | None = None,
     to: str | None = None,
+    by: str | None = None,
     find_wait: FindWait | None = None,
 ) -> Routine[SignalOutcome]:
     """Deliver a signal, and return what happened to it.
@@ -54,7 +55,9 @@ def signal(
             raise
     if find_wait is not None:
         yield from _check_payload(store, run_id, Signal(0, name, data, signal_id, to, 0.0), find_wait)
-    outcome: SignalOutcome = yield from ask(store, "put_signal", run_id, name, data, signal_id=signal_id, to=to)
+    outcome: SignalOutcome = yield from ask(
+        store, "put_signal", run_id, name, data, signal_id=signal_id, to=to, **_who(by)
+    )
     return outcome
 
 
@@ -82,7 +85,7 @@ def _check_payload(store: Store, run_id: str, signal: Signal, find_wait: FindWai
     )
 
 
-def cancel(store: Store, run_id: str, reason: str = "") -> Routine[CancelOutcome]:
+def cancel(store: Store, run_id: str, reason: str = "", by: str | None = None) -> Routine[CancelOutcome]:
     """Ask a run to end, and return what happened.
 
     "cancelled": nobody executed it, and it has ended now. "requested": its owner has to end it. "ended": it had ended
@@ -94,8 +97,13 @@ def cancel(store: Store, run_id: str, reason: str = "") -> Routine[CancelOutcome
     upto: int | None = row.info.sequence
     if (yield from _has_rollbacks(store, run_id, row.live)):
         upto = None
-    outcome: CancelOutcome = yield from ask(store, "request_cancel", run_id, reason, upto)
+    outcome: CancelOutcome = yield from ask(store, "request_cancel", run_id, reason, upto, **_who(by))
     return outcome
+
+
+def _who(by: str | None) -> dict[str, str]:
+    """Return the argument `by` of a store's verb, if it is given: a store of a user may not have it."""
+    return {} if by is None else {"by": check_id(by, "by")}
 
 
 def check_key(store: Store, run_id: str) -> Routine[None]:

@@ -133,7 +133,7 @@ def wait(
         if signal is None:
             break
         reply, flaw = reply_with(work, signal)
-        fields: dict[str, Any] = {"signal": signal.number, "wait_id": mine.wait.wait_id, **at}
+        fields: dict[str, Any] = {"signal": signal.number, "wait_id": mine.wait.wait_id, "by": signal.by, **at}
         run.progress.used_signals.add(signal.number)
         if reply is not None:
             yield from _answer(run, step_id, visit, fields, reply)

@@ -44,15 +44,18 @@ def fork(
     visit: int | None = None,
     run: Run | None = None,
     ready: bool = False,
+    by: str | None = None,
 ) -> Routine[str]:
     """Copy a run up to a visit of `node_id` (None: its newest point to resume from) into a new run; return its id.
 
     The options of `run`, the run with its flow, amend the state there. Without `run` the flow is not checked, and
-    nothing is amended. `ready`: the new run is left to the workers.
+    nothing is amended. `ready`: the new run is left to the workers. `by` says who forks.
     """
     _check(store, into, node_id, visit, run)
     check_run_id(run_id)
     check_run_id(new_run_id)
+    if by is not None:
+        check_id(by, "by")
     latest: RunSnapshot = yield from ask(store, "latest", run_id)
     if run is not None:
         check_flow(run, latest.row)
@@ -65,7 +68,7 @@ def fork(
     if run is not None and run.flow.front == "graph":
         amendment = yield from _amendment(run, prefix, point, node_id)
     missed = content_of(point)[0].get("missed") or ()
-    lines = lines_of_fork(prefix, store.seals, into.clock.time(), missed, amendment, ready=ready)
+    lines = lines_of_fork(prefix, store.seals, into.clock.time(), missed, amendment, ready=ready, by=by)
     try:
         yield from ask(into, "import_run", lines, run_id=new_run_id)
     except RunExistsError as exc:

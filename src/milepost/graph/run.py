@@ -58,14 +58,21 @@ class NodeRun(Run):
         return self._unless_parked(self.walker.walk(given, self.flow.entry))
 
     def fork(
-        self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None, *, ready: bool
+        self,
+        new_run_id: str,
+        into: Store | None,
+        node_id: str | None,
+        visit: int | None,
+        *,
+        ready: bool,
+        by: str | None,
     ) -> Routine[str]:
         """Copy the run up to a visit into a new one."""
         from milepost.graph.fork_run import fork  # imported here: most programs never need it
 
         return fork(
             self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self,
-            ready=ready,
+            ready=ready, by=by,
         )  # fmt: skip
 
     def find(self, request: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:

@@ -611,6 +611,8 @@ class Origin(msgspec.Struct, frozen=True):
 
     run_id: str
     sequence: int
+    by: str | None = None
+    """Who forked it, as the caller said."""
 
 
 def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
@@ -618,7 +620,10 @@ def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
     origins = []
     origin = begun.get("origin")
     while isinstance(origin, Mapping):
-        origins.append(Origin(str(origin.get("run_id")), int(origin.get("sequence") or 0)))
+        by = origin.get("by")
+        origins.append(
+            Origin(str(origin.get("run_id")), int(origin.get("sequence") or 0), None if by is None else str(by))
+        )
         origin = origin.get("origin")
     return tuple(origins)
 

@@ -53,6 +53,8 @@ class JournalLine:
     note: str
     error: dict[str, Any] | None = None
     """Type, message and traceback of a failure, as in its record; None if the seal does not prove them."""
+    by: str | None = None
+    """Who sent the signal, or asked for the cancel, the requeue or the fork, as the caller said."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON."""
@@ -124,9 +126,14 @@ def records_of(store: Store, run_id: str, newest: int | None = None) -> Iterator
 def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> JournalLine:
     try:
         fields = read_envelope(record.state() or b"")[0] if record.is_foreign else record.fields()
-        note = _note(record.kind, fields)
+        by = actor_of(fields)
+        note = _note(record.kind, fields) + ("" if by is None else f" (by {by})")
     except DeserializeStateError as exc:
-        fields, note = {}, f"saved from outside, no envelope: {exc}" if record.is_foreign else f"damaged: {exc}"
+        fields, by, note = (
+            {},
+            None,
+            f"saved from outside, no envelope: {exc}" if record.is_foreign else f"damaged: {exc}",
+        )
     if timestamp is None and isinstance(fields.get("timestamp"), str):
         timestamp = parse_time(fields["timestamp"])
     return JournalLine(
@@ -143,7 +150,15 @@ def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> Jour
         epoch=fields.get("epoch"),
         branch=fields.get("branch"),
         note=note,
+        by=by,
     )
+
+
+def actor_of(fields: Mapping[str, Any]) -> str | None:
+    """Return who caused a record, as the caller said, by the record's fields; None if nobody said."""
+    nearest = next(iter(origins_of(fields)), None)
+    by = fields.get("by") if nearest is None else nearest.by
+    return None if by is None else str(by)
 
 
 def _note(kind: str, fields: dict[str, Any]) -> str:

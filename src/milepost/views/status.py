@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
@@ -16,13 +16,15 @@ from milepost.executor.history_reader import position_after
 from milepost.graph.status import RunStatus, Visit, read_status
 from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (
+    FINISH,
     OWNER,
+    REPLY,
     START,
     Record,
     parse_time,
 )
 from milepost.store import RunSnapshot, Store
-from milepost.views.journal import is_workflow, records_of
+from milepost.views.journal import actor_of, is_workflow, records_of
 from milepost.views.text import (
     ago,
     duration,
@@ -44,9 +46,32 @@ def view_run(
 ) -> RunView:
     """Make the view of a run from its row and its records. `place` names its store; `error` is the error that ended it."""
     row = latest.row
-    if is_of_steps:
-        return RunView(latest, place, tree_of(records, latest), error)
-    return RunView(latest, place, read_status(records, row.live, row.info.status), error)
+    claims: list[Claim] = []
+    records = _noting(records, claims)
+    content = tree_of(records, latest) if is_of_steps else read_status(records, row.live, row.info.status)
+    return RunView(latest, place, content, error, claims)
+
+
+class Claim(NamedTuple):
+    """Who did something to a run, as the caller said."""
+
+    sequence: int
+    deed: str
+    by: str
+
+
+_DEEDS = {START: "fork", OWNER: "requeue", REPLY: "signal", FINISH: "cancel"}
+
+
+def _noting(records: Iterable[Record], claims: list[Claim]) -> Iterator[Record]:
+    """Pass records on and note who caused them."""
+    for record in records:
+        if record.kind in _DEEDS:
+            with contextlib.suppress(DeserializeStateError):
+                by = actor_of(record.fields())
+                if by is not None:
+                    claims.append(Claim(record.sequence, _DEEDS[record.kind], by))
+        yield record
 
 
 LONG = 1000
@@ -83,6 +108,7 @@ class RunView:
     place: str
     content: Tree | RunStatus
     error: RunFailure | None = None
+    claims: Sequence[Claim] = ()
 
     @property
     def following(self) -> tuple[str | None, ...]:
@@ -124,6 +150,7 @@ class RunView:
             ("status", info.status + (" (degraded)" if info.degraded else "")),
             ("why", why_it_stands(info, *self.following)),
             ("next", shown_places(self.places)),
+            ("by", short(", ".join(f"{claim.by} ({claim.deed})" for claim in reversed(self.claims)), 160)),
             ("created", ago(info.created_at)),
             ("updated", ago(info.updated_at)),
             ("records", str(info.sequence + 1) + (f", the newest {newest} has {size(info.size)}" if info.size else "")),
@@ -173,11 +200,13 @@ class RunView:
         """Return the view as JSON, without the run's row."""
         first, *_ = self.following
         content = self.content
-        common = {
+        common: dict[str, Any] = {
             "why": why_it_stands(self.latest.row.info, *self.following),
             "next_node": first or None,
             "cancel_requested": self.latest.row.cancel,
         }
+        if self.claims:
+            common["by"] = [claim._asdict() for claim in self.claims]
         return common | (_tree_document(content) if isinstance(content, Tree) else status_document(content))
 
 

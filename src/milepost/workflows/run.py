@@ -64,7 +64,7 @@ from milepost.model.failure import (
 from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time, origins_of, source_of
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
 from milepost.options import Options
-from milepost.store import Release, RunRow, RunSnapshot, Statement, Store
+from milepost.store import Release, RunRow, RunSnapshot, Statement, Store, cancel_text
 from milepost.workflows import replay as replaying
 from milepost.workflows import rollback as undoing
 from milepost.workflows import step as performing
@@ -215,14 +215,21 @@ class StepRun(Run):
     # -- beginning and going on ------------------------------------------------------------------------
 
     def fork(
-        self, new_run_id: str, into: Store | None, node_id: str | None, visit: int | None, *, ready: bool
+        self,
+        new_run_id: str,
+        into: Store | None,
+        node_id: str | None,
+        visit: int | None,
+        *,
+        ready: bool,
+        by: str | None,
     ) -> Routine[str]:
         """Copy the run up to a visit into a new one."""
         from milepost.graph.fork_run import fork  # most programs never need it
 
         return fork(
             self.store, self.run_id, new_run_id, into=into or self.store, node_id=node_id, visit=visit, run=self,
-            ready=ready,
+            ready=ready, by=by,
         )  # fmt: skip
 
     def begin(self, given: Any, data: bytes | None) -> Routine[Any]:
@@ -256,7 +263,7 @@ class StepRun(Run):
         self.main.close()
         self.journal.begin_to_end()
         yield from undoing.roll_back(self)
-        raise self.journal.cancelled(row.cancel or "")
+        raise self.journal.cancelled(cancel_text(row.cancel or "", row.cancel_by))
 
     def _taken(self, found: ExaminedWorkflow) -> None:
         """Note that this call owns the run from now on."""
@@ -618,7 +625,7 @@ class StepRun(Run):
             if release is not None or not drafts or drafts[-1].kind != CHECKPOINT:
                 raise
             # The record is written: the step has succeeded, and is among those that are undone.
-            self.cancel = exc.reason
+            self.cancel = cancel_text(exc.reason, exc.by)
         except CheckpointWriteError as exc:
             is_fatal = is_fatal or bool(statements) or release is not None
             node_id = drafts[-1].step_id if drafts else ""

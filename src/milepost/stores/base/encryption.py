@@ -239,11 +239,14 @@ class RecordCipher:
         """Seal or encrypt `signal` for the backend."""
         place, vault = _place_of_signal(run_id, signal), self._vault
         content = b"" if signal.payload is None else b"=" + signal.payload
+        if signal.by is not None:
+            by = signal.by.encode()
+            content = b"@%d %s%s" % (len(by), by, content)
         if vault is not None:
             content = b"%s %s" % (vault.key_id.encode(), vault.lock(run_id, content, place))
         form = b"aesgcm" if vault is not None else b"plain"
         seal = self._seals.seal_of(b"%s %s %s" % (form, place, content))
-        return signal._replace(payload=b"%s%s %s %s" % (_MARK, seal, form, content))
+        return signal._replace(payload=b"%s%s %s %s" % (_MARK, seal, form, content), by=None)
 
     def opened_signal(self, run_id: str, signal: Signal) -> Signal:
         """Return the signal that `keep_signal` was given. Raise `CheckpointIntegrityError` for
@@ -266,7 +269,11 @@ class RecordCipher:
             flaw = PLAIN
         if flaw is not None:
             raise _refusal(run_id, signal, flaw)
-        return signal._replace(payload=content[1:] if content else None)
+        by: str | None = None
+        if content.startswith(b"@"):
+            size, _, rest = content[1:].partition(b" ")
+            by, content = rest[: int(size)].decode(), rest[int(size) :]
+        return signal._replace(payload=content[1:] if content else None, by=by)
 
     # -- live events -------------------------------------------------------------------------------
 

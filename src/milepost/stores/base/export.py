@@ -165,6 +165,7 @@ class _Sent(msgspec.Struct, forbid_unknown_fields=True):
     signal_id: str | None
     to: str | None
     sent_at: _Moment
+    by: str | None = None
     data: str | None = None
 
 
@@ -205,6 +206,8 @@ def _saved(run_id: str, record: Record, note: Note | None, data: bytes) -> dict[
 
 def _sent(signal: Signal) -> dict[str, Any]:
     fields = signal._asdict()
+    if signal.by is None:
+        del fields["by"]
     if signal.payload is None:
         return fields
     try:
@@ -307,12 +310,14 @@ class _Reader:
         check_id(sent.name, "signal name")
         if sent.signal_id is not None:
             check_id(sent.signal_id, "signal id")
+        if sent.by is not None:
+            check_id(sent.by, "by")
         if sent.number != len(self._signals) + 1:
             raise CheckpointCorruptError(f"signal {sent.number} follows signal {len(self._signals)}")
         payload = None if bytes(sent.payload) == b"null" else bytes(sent.payload)
         if sent.data is not None:
             payload = _base64(sent.data)
-        self._signals.append(Signal(sent.number, sent.name, payload, sent.signal_id, sent.to, sent.sent_at))
+        self._signals.append(Signal(sent.number, sent.name, payload, sent.signal_id, sent.to, sent.sent_at, sent.by))
 
     def _take_saved(self, run: _Run, saved: _Saved) -> None:
         data = _base64(saved.data)
@@ -475,16 +480,18 @@ def lines_of_fork(
     amendment: tuple[Mapping[str, Any], bytes | None] | None,
     *,
     ready: bool,
+    by: str | None,
 ) -> bytes:
     """Return the lines of the fork, under the run id of its origin and sealed with the origin's `seals`.
 
     `amendment` holds the fields of the owner record that amends the point, and the new state, encoded (None:
     unchanged). `ready`: workers take the fork; else it is left to be resumed.
+    `by`: who forks, as the caller says.
     """
     info, records = prefix.row.info, list(prefix.records)
     epoch = prefix.row.epoch
     if records[0].kind == START:
-        records[0] = _with_origin(records[0], info.run_id, prefix.sequence, seals)
+        records[0] = _with_origin(records[0], info.run_id, prefix.sequence, seals, by)
     if amendment is not None:
         epoch += 1
         records.append(_amendment(prefix, seals, now, epoch, *amendment))
@@ -509,11 +516,13 @@ def lines_of_fork(
     return b"\n".join(lines_of(row, noted, signals, Record.envelope)) + b"\n"
 
 
-def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals) -> Record:
+def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals, by: str | None) -> Record:
     """Add the fork's origin to its start record. A fork of a fork names all its origins."""
     fields = start.fields()
     fields.pop("seal", None)
     origin: dict[str, Any] = {"run_id": run_id, "sequence": sequence}
+    if by is not None:
+        origin["by"] = by
     if "origin" in fields:
         origin["origin"] = fields["origin"]
     return start._replace(header=seals.seal(_encode({**fields, "origin": origin})[:-1]))

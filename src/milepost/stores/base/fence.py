@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from milepost.model.ids import describe_owner
 from milepost.model.ranges import Ranges
-from milepost.store import ENDED, GOES_ON, Append, Claim, LeaseState, Release, Token
+from milepost.store import ENDED, GOES_ON, Append, Claim, LeaseState, Release, Token, cancel_text, read_cancel
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -267,13 +267,15 @@ def place_signal(row: Row, name: str, to: str | None, now: float) -> tuple[Wait 
 
 
 def cancel(
-    row: Row, reason: str, sequence: int | None, *, state: LeaseState, newest: int, now: float
+    row: Row, reason: str, sequence: int | None, by: str | None, *, state: LeaseState, newest: int, now: float
 ) -> tuple[Literal["cancelled", "requested", "ended"], Row | None]:
     """Decide about a request to cancel. "cancelled": the row has a new epoch, and needs a finish record at `newest + 1`."""
     if row.status in _UNCANCELLABLE:
         return "ended", None
     if state in {"live", "ours"} or sequence is None or newest > sequence:
-        return "requested", replace(row, cancel=reason if row.cancel is None else row.cancel, updated_at=now)
+        return "requested", replace(
+            row, cancel=cancel_text(reason, by) if row.cancel is None else row.cancel, updated_at=now
+        )
     new = replace(
         give_up(row, now),
         status="cancelled",
@@ -316,7 +318,8 @@ def why(row: Row, state: LeaseState, now: float) -> str:
     """
     reason = _situation(row, state, now)
     if row.cancel is not None:
-        asked = f"a cancel is open{f' ({row.cancel})' if row.cancel else ''}"
+        told, _ = read_cancel(row.cancel)
+        asked = f"a cancel is open{f' ({told})' if told else ''}"
         reason = f"{reason}; {asked}" if reason else asked
     if row.reason and reason:
         return f"{reason} ({row.reason})"

@@ -51,6 +51,7 @@ from milepost.store import (
     check_number,
     check_run_id,
     check_tag,
+    read_cancel,
 )
 from milepost.stores.base import fence
 from milepost.stores.base.decoding_transaction import DecodingTransaction
@@ -667,7 +668,8 @@ class OwnerStore(LiveStore):
             tags=dict(row.tags),
             blocked_by=row.blocked_by or "damage" if row.status == "blocked" else None,
         )
-        return RunRow(info, row.epoch, state, row.cancel, row.signals, row.live)
+        cancel, by = (None, None) if row.cancel is None else read_cancel(row.cancel)
+        return RunRow(info, row.epoch, state, cancel, row.signals, row.live, by)
 
     # -- shared ------------------------------------------------------------------------------------
 

@@ -160,4 +160,4 @@ class SQLTransaction(Transaction):
         self._execute(query, (self.number(run_id), *signal))
 
 
-_SIGNAL_COLUMNS = "number, name, payload, signal_id, wait_id, sent_at"
+_SIGNAL_COLUMNS = "number, name, payload, signal_id, wait_id, sent_at, sent_by"

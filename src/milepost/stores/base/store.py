@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,7 +30,17 @@ from milepost.errors import (
 from milepost.model.ids import is_gone
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record, format_time, make_record
-from milepost.store import ENDED, MOST, Signal, StoreOptions, check_id, check_moment, check_number, check_run_id
+from milepost.store import (
+    ENDED,
+    MOST,
+    Signal,
+    StoreOptions,
+    check_id,
+    check_moment,
+    check_number,
+    check_run_id,
+    read_cancel,
+)
 from milepost.stores.base import fence
 from milepost.stores.base.deltas import Base, chained
 from milepost.stores.base.fence import Row
@@ -45,6 +56,8 @@ if TYPE_CHECKING:
 #
 # They are written once over the primitives of `Transaction`. `export.py` defines the format of an exported run.
 
+
+_logger = logging.getLogger("milepost")
 
 _PAGE = 256
 _NEAR = 256
@@ -314,11 +327,11 @@ class Runs(Keeping):
         for record in self.read(run_id, newest=True, limit=1):
             self.seals.check_key(run_id, record)
 
-        def body(tx: Transaction) -> None:
+        def body(tx: Transaction) -> bool:
             row = tx.row(run_id)
             now = self.clock.time()  # after the row: a backend may wait for it
             if row is None or tx.newest_checkpoint(run_id, node_id=node_id) is None:
-                return
+                return False
             if not force:
                 self._refuse_live(row, self._state(row, now), "deleted from")
             newest = tx.newest(run_id)
@@ -338,13 +351,16 @@ class Runs(Keeping):
                 new = replace(new, status="interrupted", reason=f"its result, of node {node_id!r}, was deleted")
             tx.put_row(new)
             tx.insert(run_id, (self._sealed(run_id, record),))
+            return True
 
-        self._change("delete", body)
+        if self._change("delete", body):
+            extra = {"run_id": run_id, "node_id": node_id}
+            _logger.info("node %r of run %r was deleted from %s", node_id, run_id, self.place, extra=extra)
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         check_run_id(run_id)
 
-        def body(tx: Transaction) -> None:
+        def body(tx: Transaction) -> bool:
             try:
                 row = tx.row(run_id)
             except DamagedRow:
@@ -352,12 +368,14 @@ class Runs(Keeping):
                     raise
             else:
                 if row is None:
-                    return
+                    return False
                 if not force:
                     self._refuse_live(row, self._state(row, self.clock.time()), "deleted")
             tx.remove_run(run_id)
+            return True
 
-        self._change("delete_run", body)
+        if self._change("delete_run", body):
+            _logger.info("run %r was deleted from %s", run_id, self.place, extra={"run_id": run_id})
         self._held.pop(run_id, None)
         self._drop_live(run_id)
 
@@ -439,12 +457,21 @@ class Runs(Keeping):
     # -- signals and cancels -----------------------------------------------------------------------
 
     def put_signal(
-        self, run_id: str, name: str, payload: bytes | None, *, signal_id: str | None = None, to: str | None = None
+        self,
+        run_id: str,
+        name: str,
+        payload: bytes | None,
+        *,
+        signal_id: str | None = None,
+        to: str | None = None,
+        by: str | None = None,
     ) -> Literal["taken", "kept", "duplicate"]:
         check_run_id(run_id)
         check_id(name, "signal name")
         if signal_id is not None:
             check_id(signal_id, "signal id")
+        if by is not None:
+            check_id(by, "by")
 
         from milepost.codec.schema import flaw_of  # few programs send signals
 
@@ -462,9 +489,10 @@ class Runs(Keeping):
                     reason=row.reason,
                 )
             if row.cancel is not None:
+                asked, _ = read_cancel(row.cancel)
                 raise SignalRefusedError(
                     f"run {run_id!r} takes no signal {name!r} any more: its cancel is requested"
-                    f"{f' ({row.cancel})' if row.cancel else ''}, and it only goes on to end",
+                    f"{f' ({asked})' if asked else ''}, and it only goes on to end",
                     run_id=run_id,
                     wait_id=to or "",
                 )
@@ -485,7 +513,7 @@ class Runs(Keeping):
                     run_id=run_id,
                     wait_id=match.wait_id,
                 )
-            tx.add_signal(run_id, Signal(new.signals, name, copied, signal_id, to, now))
+            tx.add_signal(run_id, Signal(new.signals, name, copied, signal_id, to, now, by))
             tx.put_row(new)
             return "kept" if match is None else "taken"
 
@@ -498,11 +526,13 @@ class Runs(Keeping):
             return tx.signals(run_id, after)
 
     def request_cancel(
-        self, run_id: str, reason: str = "", sequence: int | None = None
+        self, run_id: str, reason: str = "", sequence: int | None = None, *, by: str | None = None
     ) -> Literal["cancelled", "requested", "ended"]:
         check_run_id(run_id)
         if sequence is not None:
             check_number(sequence, "sequence")
+        if by is not None:
+            check_id(by, "by")
         # A reason is shown, never compared, so characters that UTF-8 cannot hold become their escapes.
         reason = reason.encode("utf-8", "backslashreplace").decode()
 
@@ -511,11 +541,11 @@ class Runs(Keeping):
             now = self.clock.time()  # after the row: a backend may wait for it
             newest = tx.newest(run_id)
             state = self._state(row, now)
-            outcome, new = fence.cancel(row, reason, sequence, state=state, newest=newest, now=now)
+            outcome, new = fence.cancel(row, reason, sequence, by, state=state, newest=newest, now=now)
             if new is not None:
                 tx.put_row(new)
             if new is not None and outcome == "cancelled":
-                fields = {"status": "cancelled", "reason": reason, "epoch": new.epoch}
+                fields = {"status": "cancelled", "reason": reason, "by": by, "epoch": new.epoch}
                 record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
                 tx.insert(run_id, (self._sealed(run_id, record),))
             return outcome

@@ -144,6 +144,7 @@ class PlacedSignal(msgspec.Struct, omit_defaults=True):
     to: str | None = None
     payload: _Size | None = None
     base64: bool = False
+    by: str | None = None
 
     @property
     def length(self) -> int:
@@ -258,8 +259,8 @@ def _place(record: Record, note: Note | None, lines: list[bytes]) -> Placed:
 
 
 def _place_signal(signal: Signal, lines: list[bytes]) -> PlacedSignal:
-    number, name, payload, signal_id, to, sent_at = signal
-    placed = PlacedSignal(number, name, sent_at, signal_id, to)
+    number, name, payload, signal_id, to, sent_at, by = signal
+    placed = PlacedSignal(number, name, sent_at, signal_id, to, by=by)
     if payload is not None:
         lines.append(_SIGNAL)
         placed.payload, placed.base64 = _add(payload, b"\n" not in payload and _is_json(payload), lines)
@@ -337,7 +338,7 @@ class Commit:
                 except binascii.Error:
                     payload = b""
                 at += placed.length
-            yield Signal(placed.number, placed.name, payload, placed.signal_id, placed.to, placed.sent_at)
+            yield Signal(placed.number, placed.name, payload, placed.signal_id, placed.to, placed.sent_at, placed.by)
 
     def _payload(self, at: int, length: int, is_base64: bool) -> bytes:
         part = self._part(at, length)

@@ -23,7 +23,7 @@ from typing import Any
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
 
-VERSION = 4
+VERSION = 5
 BUSY_SECONDS = 10.0
 """Seconds that any statement waits for the lock of a file before it fails."""
 
@@ -120,6 +120,7 @@ CREATE TABLE signals (
     signal_id TEXT,
     wait_id TEXT,
     sent_at REAL NOT NULL,
+    sent_by TEXT,
     PRIMARY KEY (run, number)
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX signals_by_id ON signals (run, signal_id) WHERE signal_id IS NOT NULL;
@@ -164,6 +165,7 @@ _STEPS = {
     + "INSERT INTO run_tags SELECT key, value, runs.id FROM runs, json_each(CASE WHEN json_valid(tags) THEN tags END) "
     "WHERE value IS NOT NULL;",
     3: "ALTER TABLE runs ADD COLUMN blocked_by TEXT NOT NULL DEFAULT '';",
+    4: "ALTER TABLE signals ADD COLUMN sent_by TEXT;",
 }
 """For each version, the statements that turn its tables into the next version's."""
 

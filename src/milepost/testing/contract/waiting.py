@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from milepost.errors import OptionError, RunNotFoundError, RunNotResumableError, SignalRefusedError
+from milepost.errors import InvalidIDError, OptionError, RunNotFoundError, RunNotResumableError, SignalRefusedError
 from milepost.model.info import Wait
 from milepost.model.record import FINISH, OWNER
-from milepost.store import Append, Release, Signal, Store, Token
+from milepost.store import Append, Release, Signal, Store, Token, read_cancel
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.subject import StoreUnderTest, requires
 from milepost.testing.journals import begin, checkpoint, take, whole, work, write
@@ -326,6 +326,39 @@ class SignalContract(StoreUnderTest):
         assert [] == store.signals("r", after=12)
         assert [] == store.signals("s")
         assert 12 == store.get_run("r").signals
+
+    def test_a_signal_keeps_who_sent_it(self, store: Store) -> None:
+        """`by` says who sends it, in 512 bytes at most, and is stored with it."""
+        begin(store, "r")
+        store.put_signal("r", "go", b"1", by="ann \u00fc")
+        store.put_signal("r", "go", None, by="b" * 512)
+        store.put_signal("r", "go", b"3")
+        assert ["ann \u00fc", "b" * 512, None] == [signal.by for signal in store.signals("r")]
+        assert [b"1", None, b"3"] == [signal.payload for signal in store.signals("r")]
+        for wrong in ("", "b" * 513, "a\x1fb"):
+            with pytest.raises(InvalidIDError):
+                store.put_signal("r", "go", None, by=wrong)
+        copy = store.import_run(store.export("r"), run_id="copy")
+        assert store.signals("r") == store.signals(copy)
+
+    def test_a_cancel_keeps_who_asked_for_it(self, store: Store) -> None:
+        """`by` says who asks: in the finish record, and while the cancel is open in its request."""
+        token = begin(store, "r")
+        assert "requested" == store.request_cancel("r", "stop\x1fnow", by="ann")
+        store.request_cancel("r", "again", by="bob")
+        row = store.get_run("r")
+        assert ("stop\\x1fnow", "ann") == (row.cancel, row.cancel_by) == read_cancel(store.cancels(["r"])["r"])
+        verdict = store.append([Append(token, (checkpoint("r", 1, "a"),))])[0]
+        assert ("stop\\x1fnow", "ann") == read_cancel(verdict.cancel or "")
+        store.release(begin(store, "s"), Release("interrupted"))
+        assert "cancelled" == store.request_cancel("s", "stop", 0, by="ann")
+        assert ("stop", "ann") == (store.get_run("s").info.reason, store.read("s")[-1].fields()["by"])
+        store.release(begin(store, "t"), Release("interrupted"))
+        store.request_cancel("t", "stop", 0)
+        assert "by" not in store.read("t")[-1].fields()
+        for wrong in ("", "b" * 513):
+            with pytest.raises(InvalidIDError):
+                store.request_cancel("r", "stop", by=wrong)
 
     def test_a_payload_belongs_to_the_store_once_it_is_given(self, store: Store) -> None:
         """Values that go in are copied or immutable."""
