@@ -109,7 +109,7 @@ def forged(record: Record) -> Record:
     """The same place with another state, digested and sealed as a store without keys does it."""
     fields = {"next_node": "d", "attempt": 1, "iteration": 3, "epoch": 1}
     made = make_record("r1", 3, "2026-01-01T00:00:00.000000Z", "checkpoint", "c", 1, b'{"n":666}', fields)
-    return made._replace(header=OWN.seal(made.header or b""))
+    return OWN.sealed(made)
 
 
 def saved(record: Record) -> Record:

@@ -24,7 +24,7 @@ STAMP = "2025-12-20T15:30:00.000000Z"
 def envelope_of(kind: str, state: bytes | None, **fields: Any) -> bytes:
     record = make_record("r", 4, STAMP, kind, "work", 2, state, fields)
     assert record.header is not None
-    return record._replace(header=Seals().seal(record.header)).envelope()
+    return Seals().sealed(record).envelope()
 
 
 SEALED = {

@@ -39,7 +39,7 @@ def outside(state: str = '{"n":1}', **fields: Any) -> bytes:
 
 def sealed(record: Record) -> bytes:
     assert record.header is not None
-    return record._replace(header=Seals().seal(record.header)).envelope()
+    return Seals().sealed(record).envelope()
 
 
 def text_of(size: int) -> str:
@@ -68,8 +68,9 @@ def test_the_timestamp_is_that_of_the_making() -> None:
 def test_the_envelope_is_compact_with_seal_and_state_last() -> None:
     header = (
         '{"version":1,"run_id":"r","node_id":"b","sequence":0,"timestamp":"2025-12-20T15:30:00.000000Z","visit":1,'
-        '"next_node":"c","attempt":1,"prev_node_id":"","digest":"' + digest_of(b'{"z":1,"a":"\xc3\xbc"}') + '",'
-        '"encoding":"json"'
+        '"next_node":"c","attempt":1,"prev_node_id":"","encoding":"json","digest":"'
+        + digest_of(b'{"z":1,"a":"\xc3\xbc"}')
+        + '"'
     )
     expected = Seals().seal(header.encode()) + b',"state":{"z":1,"a":"\xc3\xbc"}}'
     assert expected == by_hand({"z": 1, "a": "ü"}).encode()

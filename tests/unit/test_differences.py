@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
 from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, make_record, packed
+from milepost.model.seal import Seals, link_of, with_digests
 from milepost.store import Token
 from milepost.stores.base.deltas import (
     Base,
     Bases,
     Difference,
+    Link,
     chained,
     difference,
     lessened,
@@ -45,8 +47,31 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{"id": n, "name": f"ñame {n}", "value": chance.random()} for n in range(count)]
 
 
-def at(kept: Mapping[int, Record]) -> Callable[[Difference], Record | None]:
-    return lambda said: kept.get(said.base)
+SEALS = Seals()
+
+
+def sealed(given: Record, base: str = "") -> Record:
+    """A record as a store keeps it."""
+    stored = with_digests(given, packed(given), base)
+    return stored if stored.header is None else stored._replace(header=SEALS.seal(stored.header))
+
+
+def linked(stored: Record) -> Link:
+    return Link(stored, link_of(stored, stored.header))
+
+
+def based(given: Record, since: int, kept: int, length: int) -> Base:
+    return Base(given, linked(sealed(given)).link, since, kept, length, True)
+
+
+def whole(kept: Mapping[int, Record], sequence: int) -> Base | None:
+    def base_of(said: Difference) -> Link | None:
+        return linked(kept[said.base]) if said.base in kept else None
+
+    last = linked(kept[sequence])
+    if last.record.packing != DIFFERENCE:
+        return Base(last.record, last.link, sequence, last.record.size, 0)
+    return whole_of("r", last, base_of, {}, SEALS)
 
 
 def encoded(value: object) -> bytes:
@@ -123,30 +148,32 @@ def test_a_chain_gives_back_every_state(deeds, compressing):
         elif deed == "front":
             table = [{"id": -n}, *table]
         states.append(encoded(table))
-    records, bases = chained([record(n, state, compressing=compressing) for n, state in enumerate(states)], {})
+    records, bases = chained([record(n, state, compressing=compressing) for n, state in enumerate(states)], {}, sealed)
     base = bases[b""]
-    kept = {found.sequence: packed(found) for found in records}
+    kept = {found.sequence: found for found in records}
     for n, state in enumerate(states):
-        whole = whole_of(kept[n], at(kept), {})
-        assert whole is not None
-        assert state == whole.record.state()
-        assert record(n, state, compressing=compressing).envelope() == whole.record.envelope()
-    last = whole_of(kept[len(states) - 1], at(kept), {})
+        again = whole(kept, n)
+        assert again is not None
+        assert state == again.record.state()
+        if kept[n].packing == DIFFERENCE:
+            assert SEALS.sealed(record(n, state, compressing=compressing)).envelope() == again.record.envelope()
+    last = whole(kept, len(states) - 1)
     assert last is not None
-    if not compressing or last.links:  # a whole one that is packed is told by its size
-        assert (base.since, base.links, base.kept) == (last.since, last.links, last.kept)
+    assert (base.link, base.is_verified) == (last.link, last.checked("r", SEALS).is_verified)
+    if not compressing or last.length:  # a whole one that is packed is told by its size
+        assert (base.since, base.length, base.kept) == (last.since, last.length, last.kept)
 
 
 def test_a_long_chain_ends_when_it_holds_more_than_twice_the_state():
     """A rule by count alone would write wholes of a list that grows, whose chain never holds more than it does."""
     texts = ["x" * 2000 for _ in range(400)]
-    growing, _ = chained([record(n, encoded(texts[: n + 3])) for n in range(300)], {})
+    growing, _ = chained([record(n, encoded(texts[: n + 3])) for n in range(300)], {}, sealed)
     assert [0] == [found.sequence for found in growing if found.packing != DIFFERENCE]
     table, states = rows(200), []
     for n in range(400):
         table[n % 200]["name"] = f"{n:0500}"
         states.append(encoded(table))
-    steady, _ = chained([record(n, state) for n, state in enumerate(states)], {})
+    steady, _ = chained([record(n, state) for n, state in enumerate(states)], {}, sealed)
     wholes = [found.sequence for found in steady if found.packing != DIFFERENCE]
     assert 1 < len(wholes) < 10
     assert min(second - first for first, second in itertools.pairwise(wholes)) > 64
@@ -156,23 +183,27 @@ def test_small_and_foreign_records_are_kept_as_they_are():
     small = [record(n, b'{"n":%d}' % n) for n in range(5)]
     foreign = Record(5, CHECKPOINT, "a", 1, 9000, None, b"x" * 9000)
     bare = make_record("r", 6, STAMP, "route")
-    assert ([*small, foreign, bare], {}) == chained([*small, foreign, bare], {})
+    kept = tuple(map(sealed, [*small, foreign, bare]))
+    assert (kept, {}) == chained([*small, foreign, bare], {}, sealed)
 
 
 def lost(changes: dict[str, object]) -> Record:
     states = [encoded(rows(100 + n)) for n in range(4)]
-    records, _ = chained([record(n, state) for n, state in enumerate(states)], {})
+    records, _ = chained([record(n, state) for n, state in enumerate(states)], {}, sealed)
     kept = {found.sequence: found for found in records}
     assert DIFFERENCE == kept[3].packing
+    assert whole(kept, 3) is not None
     for name, value in changes.items():
         if name == "gone":
             del kept[value]
         elif name == "said":
-            kept[2] = kept[2]._replace(payload=value)
+            hostile = record(2, states[2])._replace(payload=value, packing=DIFFERENCE)
+            kept[2] = sealed(hostile, linked(kept[1]).link)
+            assert whole(kept, 2) is None
         else:
             kept[0] = kept[0]._replace(**{name: value})
-    assert whole_of(kept[3], at(kept), {}) is None
-    assert (whole_of(kept[1], at(kept), {}) is None) == ("said" not in changes and changes.get("gone") != 2)
+    assert whole(kept, 3) is None
+    assert (whole(kept, 1) is None) == ("said" not in changes and changes.get("gone") != 2)
     return kept[3]
 
 
@@ -184,6 +215,7 @@ def lost(changes: dict[str, object]) -> Record:
         {"payload": b"no zstd", "packing": "zstd"},
         {"payload": b"[]"},
         {"packing": "aesgcm"},
+        {"payload": encoded(rows(99)) + b" "},
         {"said": b""},
         {"said": b"null"},
         {"said": b'{"base":3,"since":0,"edits":[]}'},
@@ -205,11 +237,11 @@ def test_a_record_whose_base_is_lost_or_damaged_says_so(changes):
 
 
 def test_what_a_record_builds_on_is_told():
-    less, base = lessened(record(5, encoded(rows(101))), Base(record(3, encoded(rows(100))), 1, 9000, 2))
+    less, base = lessened(record(5, encoded(rows(101))), based(record(3, encoded(rows(100))), 1, 9000, 2), sealed)
     said = read_difference(less)
     assert said is not None
     assert (3, 1) == (said.base, said.since)
-    assert (1, 3, 5) == (base.since, base.links, base.record.sequence)
+    assert (1, 3, 5) == (base.since, base.length, base.record.sequence)
     assert UNPACKED == record(1, encoded(rows(100)), compressing=True).packing
 
 
@@ -222,22 +254,22 @@ def test_each_branch_builds_on_its_own_records():
         texts[branch] = texts[branch][:-1] + b',"%s of the %s"]' % (b"said " * 60, branch.encode())
         fields = {"branch": branch}
         records.append(make_record("r", n, STAMP, CHECKPOINT, "a", n, texts[branch], fields))
-    less, bases = chained(records, {})
+    less, bases = chained(records, {}, sealed)
     assert {b"left", b"right"} == bases.keys()
     assert max(len(found.payload or b"") for found in less[2:]) < 500
     kept = {found.sequence: found for found in less}
-    assert all(whole_of(kept[n], at(kept), {}).record.state() == records[n].state() for n in range(40))
+    assert all(whole(kept, n).record.state() == records[n].state() for n in range(40))
 
 
 def test_what_was_not_written_is_no_base_whatever_is_written_in_its_place():
     token = Token("r", 1, "nonce", "process")
     bases = Bases()
-    bases.know("r", token, Base(record(0, encoded(rows(100))), 0, 9000, 0))
-    bases.lessened(token, [record(1, encoded(rows(101)))])  # and the medium fails
+    bases.know("r", token, based(record(0, encoded(rows(100))), 0, 9000, 0))
+    bases.lessened(token, [record(1, encoded(rows(101)))], sealed)  # and the backend fails
     small = [record(1, b'{"n":1}')]
-    assert small == bases.lessened(token, small)
+    assert tuple(map(sealed, small)) == bases.lessened(token, small, sealed)
     bases.settle(token, small)
-    (less,) = bases.lessened(token, [record(2, encoded(rows(102)))])
+    (less,) = bases.lessened(token, [record(2, encoded(rows(102)))], sealed)
     said = read_difference(less)
     assert said is not None
     assert said.base == 0
@@ -245,20 +277,38 @@ def test_what_was_not_written_is_no_base_whatever_is_written_in_its_place():
 
 def test_another_owner_builds_on_nothing_that_this_one_wrote():
     bases = Bases()
-    bases.know("r", Token("r", 1, "nonce", "process"), Base(record(0, encoded(rows(100))), 0, 9000, 0))
+    bases.know("r", Token("r", 1, "nonce", "process"), based(record(0, encoded(rows(100))), 0, 9000, 0))
     for other in (Token("r", 1, "another", "process"), Token("r", 2, "nonce", "process")):
-        (less,) = bases.lessened(other, [record(1, encoded(rows(101)))])
+        (less,) = bases.lessened(other, [record(1, encoded(rows(101)))], sealed)
         assert less.packing == ""
 
 
 def test_many_edits_move_a_large_state_once():
     """Where each edit moved the state behind it, 64 KB could cost half a minute."""
     old, edits = bytes(4 << 20), [(place, 0, "a") for place in range(4096)]
-    base = Base(record(1, old), 1, len(old), 0)
+    base = record(1, old)
     payload = json.dumps({"base": 1, "since": 1, "edits": edits}).encode()
-    hostile = record(2, b"")._replace(size=len(old) + 4096, payload=payload, packing=DIFFERENCE)
-    whole = whole_of(hostile, lambda said: None, {1: base})
-    assert whole is not None
-    assert b"a\0" * 4096 + old[4096:] == whole.record.payload
-    too_large = hostile._replace(size=len(old))
-    assert whole_of(too_large, lambda said: None, {1: base}) is None
+    for size, is_whole in ((len(old) + 4096, True), (len(old), False)):
+        hostile = record(2, b"")._replace(size=size, payload=payload, packing=DIFFERENCE)
+        restored = whole({1: sealed(base), 2: sealed(hostile, linked(sealed(base)).link)}, 2)
+        assert (restored is not None) is is_whole
+        assert restored is None or b"a\0" * 4096 + old[4096:] == restored.record.payload
+
+
+def test_a_difference_on_another_base_is_refused():
+    """Records of one size and place, so that its edits would fit."""
+    first, second = (record(0, encoded(rows(100, seed))) for seed in (1, 2))
+    less, _ = lessened(record(1, encoded(rows(101, 1))), based(first, 0, 9000, 0), sealed)
+    assert whole({0: sealed(first), 1: less}, 1) is not None
+    assert whole({0: sealed(second), 1: less}, 1) is None
+
+
+def test_nothing_is_applied_before_it_is_proven(monkeypatch):
+    base, edits = record(0, encoded(rows(100))), []
+    less, _ = lessened(record(1, encoded(rows(101))), based(base, 0, 9000, 0), sealed)
+    monkeypatch.setattr("milepost.stores.base.deltas._edit", lambda *given: edits.append(given))
+    changed = less._replace(payload=(less.payload or b"").replace(b'"since":0', b'"since": 0'))
+    damaged = sealed(base)._replace(payload=encoded(rows(100)) + b" ")
+    for kept in ({0: sealed(base), 1: changed}, {0: damaged, 1: less}):
+        assert whole(kept, 1) is None
+    assert not edits

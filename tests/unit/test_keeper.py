@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from milepost.errors import CheckpointIntegrityError
 from milepost.model.info import Wait
 from milepost.model.record import CHECKPOINT, ENCRYPTED, FAILURE, VERBATIM, Record, make_record
-from milepost.model.seal import Seals
+from milepost.model.seal import Seals, with_digests
 from milepost.store import Signal
 from milepost.stores.base.encryption import RecordCipher, keeper_of
 from milepost.stores.base.fence import Row
@@ -50,7 +50,8 @@ def failure(sequence: int = 4) -> Record:
 
 def checkpoint(sequence: int = 3, state: bytes = json.dumps(MARKER).encode(), *, compressing: bool = False) -> Record:
     fields = {"next_node": "later", "attempt": 1, "updates": {"a": MARKER}}
-    return make_record("r", sequence, STAMP, CHECKPOINT, "work", 2, state, fields, compressing)
+    record = make_record("r", sequence, STAMP, CHECKPOINT, "work", 2, state, fields, compressing)
+    return with_digests(record, record)
 
 
 def outside(data: bytes = MARKER.encode()) -> Record:

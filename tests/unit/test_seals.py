@@ -27,7 +27,7 @@ SECRET = b"a secret that nobody may see...."
 def checkpoint(seals: Seals, state: bytes = b'{"n":6}') -> Record:
     record = make_record("r", 3, STAMP, CHECKPOINT, "work", 2, state, {"next_node": "later"})
     assert record.header is not None
-    return record._replace(header=seals.seal(record.header))
+    return seals.sealed(record)
 
 
 def test_a_seal_with_a_key_is_an_hmac_of_the_header_up_to_it():
@@ -127,7 +127,7 @@ def test_bytes_from_outside_and_states_do_not_pass_for_each_other():
         seals.check("r", state._replace(packing=VERBATIM))
     saved = make_record("r", 3, STAMP, CHECKPOINT, "work", 2, b"{}")
     header = (saved.header or b"").replace(b'"encoding":"json"', b'"encoding":"verbatim"')
-    saved = saved._replace(header=seals.seal(header), packing=VERBATIM)
+    saved = seals.sealed(saved._replace(header=header, packing=VERBATIM))
     assert seals.check("r", saved)
     with pytest.raises(CheckpointIntegrityError, match="encoding 'verbatim'"):
         seals.check("r", saved._replace(packing=""))
@@ -137,7 +137,7 @@ def test_bytes_from_outside_and_states_do_not_pass_for_each_other():
 def test_a_record_at_another_place_is_refused(kind: str):
     seals = Seals({"a": OLD})
     record = make_record("r", 3, STAMP, kind, "work", 2, b"{}")
-    record = record._replace(header=seals.seal(record.header or b""))
+    record = seals.sealed(record)
     assert seals.check("r", record)
     with pytest.raises(CheckpointIntegrityError, match="place"):
         seals.check("s", record)
@@ -234,7 +234,7 @@ def completion(
     record = make_record("r", 3, STAMP, kind, "work", 2, state, {**step, **fields}, compressing=True)
     assert record.header is not None
     header = record.header.replace(b'"encoding":"json"', f'"encoding":"{encoding}"'.encode())
-    return record._replace(header=seals.seal(header))
+    return seals.sealed(record._replace(header=header))
 
 
 @KEYS

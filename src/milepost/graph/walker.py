@@ -29,7 +29,6 @@ from milepost.executor.run import Run, complete
 from milepost.graph.nesting import do_work
 from milepost.graph.parallel import split
 from milepost.graph.visits import NodeVisit, ask_router
-from milepost.model.digests import Digests
 from milepost.model.failure import place, recorded_error
 from milepost.model.ranges import is_live
 from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, OWNER, Record, format_time, make_checkpoint, source_of
@@ -64,7 +63,6 @@ class Walker:
 
     __slots__ = (
         "at",
-        "digests",
         "encoder",
         "flow",
         "followed_at",
@@ -103,8 +101,6 @@ class Walker:
         self.prev_node_id = ""
         self.followed_at = run.followed_at
         self.encoder = flow.codec.in_succession()
-        self.digests = Digests()
-        """The digests of the states that this walker records."""
         self.sequence = 0
         """The number of the newest record on this walker's path."""
         self.trunk: int | None = None
@@ -153,12 +149,11 @@ class Walker:
         return self.journal.encode(state, self.encoder, "state" if self.item_codec is None else "output")
 
     def forget(self) -> None:
-        """Forget the encoder's and the digests' memory of the last state.
+        """Forget the encoder's memory of the last state.
 
         The walk has ended: no later state shares parts with it.
         """
         self.encoder.forget()
-        self.digests.forget()
 
     @property
     def _given_codec(self) -> StateCodec:
@@ -484,7 +479,6 @@ class Walker:
         self.followed_at = format_time(options.clock.time())
         fork = self.flow.splits.get(self.at[0])
         prev_node_id = self.prefix + self.prev_node_id if self.prev_node_id else ""
-        data, digest = self.digests.of(data)
         return make_checkpoint(
             journal.run_id,
             journal.next_number(context._node_id),
@@ -505,7 +499,6 @@ class Walker:
             self.label,
             self.trunk,
             encoded,
-            digest,
             self.run.renamed_at,
             journal.live_events,
         )

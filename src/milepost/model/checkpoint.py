@@ -152,8 +152,7 @@ class Checkpoint:
             {name: texts[name] for name in fields},
             self.compressed,
         )
-        assert record.header is not None
-        return record._replace(header=Seals().seal(record.header)).envelope()
+        return Seals().sealed(record).envelope()
 
     def _encoded_state(self) -> bytes | None:
         if self.state is None and self.digest is None and self.kind != CHECKPOINT:

@@ -236,14 +236,13 @@ def make_record(
     state: bytes | None = None,
     fields: Mapping[str, Any] | None = None,
     compressing: bool = False,
-    digest: str | None = None,
 ) -> Record:
     """Make a record of `state` (encoded JSON) with the header `fields` that its kind has.
 
     The size of the state decides about compression: never below 1 KB, always above 1 MB, in between if `compressing`.
-    Give `digest` if it is known already. Keys of `fields` whose value is None are left out, except `next_node`, where
-    null means "not decided". Raises `StateTooLargeError` for a state of more than 1 GiB. Every node calls this, so it
-    is kept fast.
+    The store adds digests and seal. Keys of `fields` whose value is None are left out, except `next_node`, where null
+    means "not decided". Raises `StateTooLargeError` for a state of more than 1 GiB. Every node calls this, so it is
+    kept fast.
     """
     header: dict[str, Any] = {
         "version": CHECKPOINT_VERSION,
@@ -263,7 +262,6 @@ def make_record(
     payload, packing, size = state, "", 0
     if state is not None:
         size = len(state)
-        header["digest"] = digest or digest_of(state)
         payload, packing, encoding, _ = _packed(state, size, compressing)
         if packing:
             header["compressed"] = True
@@ -294,7 +292,6 @@ class _CheckpointHeader(msgspec.Struct):
     updates: msgspec.Raw | msgspec.UnsetType
     missed: tuple[str, ...] | msgspec.UnsetType
     tags: Mapping[str, str] | msgspec.UnsetType
-    digest: str
     compressed: bool | msgspec.UnsetType
     encoding: str
     size: int | msgspec.UnsetType
@@ -351,15 +348,14 @@ def make_checkpoint(
     branch: str = "",
     trunk: int | None = None,
     updates: bytes | None = None,
-    digest: str | None = None,
     renamed: int | None = None,
     live: int = 0,
 ) -> Record:
     """Make a checkpoint as `make_record` would, but faster, because every node writes one.
 
-    `fork` lists the branches that follow. `branch` and `trunk` give the place of a node inside something else. Give
-    `digest` if it is known already. `renamed` is the number of the owner record with the new names of nodes,
-    `live` that of the live events before it.
+    `fork` lists the branches that follow. `branch` and `trunk` give the place of a node inside something else.
+    `renamed` is the number of the owner record with the new names of nodes, `live` that of the
+    live events before it.
     """
     size = len(state)
     payload, packing, encoding, compressed = _packed(state, size, compressing)
@@ -382,7 +378,6 @@ def make_checkpoint(
         msgspec.UNSET if updates is None else msgspec.Raw(updates),
         missed or msgspec.UNSET,
         tags or msgspec.UNSET,
-        digest or digest_of(state),
         compressed,
         encoding,
         size if packing else msgspec.UNSET,
@@ -410,7 +405,6 @@ class _StepHeader(msgspec.Struct):
     rollback: bool | msgspec.UnsetType
     marked: bool | msgspec.UnsetType
     epoch: int
-    digest: str
     compressed: bool | msgspec.UnsetType
     encoding: str
     size: int | msgspec.UnsetType
@@ -448,7 +442,6 @@ def make_step(
         fields["rollback"] or msgspec.UNSET,
         fields["marked"] or msgspec.UNSET,
         epoch,
-        digest_of(state),
         compressed,
         encoding,
         size if packing else msgspec.UNSET,
@@ -495,7 +488,7 @@ def packed(record: Record) -> Record:
 
 
 def digest_of(state: bytes) -> str:
-    """Return the digest of an encoded, uncompressed state."""
+    """Return the digest of a state, or of other bytes that a record holds."""
     return "sha256:" + hashlib.sha256(state).hexdigest()
 
 

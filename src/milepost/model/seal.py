@@ -1,8 +1,16 @@
 """Seals: the proof that a record is unchanged since it was written, and that its writer had the key.
 
 A seal is the last field of a record's header and covers the header's bytes up to the comma before the seal, so it
-covers digest, place and every other field too. Without a key a seal is a digest: it finds damage. With a key it is an
+covers digests, place and every other field too. Without a key a seal is a digest: it finds damage. With a key it is an
 HMAC: nobody without the key can make one, so it finds tampering as well.
+
+The fields before the seal prove the payload, and are checked before it is unpacked:
+
+* `digest`: the digest of the state. A record that is stored as a difference has none.
+* `stored`: the digest of the payload as it is stored, if that is not the state itself.
+* `base`: of a difference, the link of the record that it builds on, so that it can't be put on another one.
+
+The link of a record is its seal. A record that was written anew in another form keeps its first seal as `link`.
 """
 
 from __future__ import annotations
@@ -20,25 +28,31 @@ from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, Ch
 from milepost.model.record import (
     CHECKPOINT,
     CHECKPOINT_VERSION,
+    DIFFERENCE,
     ENCRYPTED,
     UNENCRYPTED,
     UNPACKED,
     VERBATIM,
+    ZSTD,
     Record,
     StepHead,
     digest_of,
     step_head,
 )
 
+DIGESTS = ("digest", "stored", "base", "link")
+"""The fields with which a store proves a record's payload; see above."""
 KEYED = "hmac-sha256:"
 """The beginning of a seal that was made with a key; the key's id follows."""
 
 SHORTEST_KEY = 16
 _KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
+_BEFORE_STORED = b',"stored":"'
 _SEALED = -len(b',"seal":"sha256:"') - 64
 """The place, from the end, at which the seal begins in a header that is sealed without a key."""
 _AS_ENCODED = frozenset({"", UNPACKED})
+_PACKED = frozenset({ZSTD, DIFFERENCE})
 _KEY_ID = r"[A-Za-z0-9._-]{1,64}"
 
 
@@ -102,6 +116,41 @@ UNSEALED = Flaw("was written without a key", "a seal with a key", act="pass allo
 PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_plain=True if that is meant")
 
 
+def with_digests(record: Record, stored: Record, base: str = "") -> Record:
+    """Return `stored`, the form in which `record` is stored, with its digests in the header.
+
+    `base` is the link of the record that a difference builds on.
+    """
+    header, payload = stored.header, stored.payload
+    if header is None or payload is None:
+        return stored
+    if stored.packing == DIFFERENCE:
+        fields = f',"stored":"{digest_of(payload)}","base":"{base}"'
+    elif stored.packing == ZSTD:
+        fields = f',"digest":"{digest_of(record.state() or b"")}","stored":"{digest_of(payload)}"'
+    else:
+        fields = f',"digest":"{digest_of(payload)}"'
+    return stored._replace(header=header + fields.encode())
+
+
+def link_of(record: Record, header: bytes | None) -> str:
+    """Return the link of a record. `header` is the one that is stored; it is not that of `record` if it is encrypted."""
+    if b'"link":"' in (record.header or b""):
+        link = record.header_fields().get("link")
+        if isinstance(link, str):
+            return link
+    return (header or b"").rpartition(_BEFORE_SEAL)[2][:-1].decode("utf-8", "replace")
+
+
+def without_digests(record: Record, link: str) -> Record:
+    """Return a record that is stored as a difference with its header as it was before its digests, and with its link."""
+    header = record.header or b""
+    header = header[: header.rfind(_BEFORE_STORED)]
+    if b'"link":"' not in header or "link" not in record.header_fields():
+        header += f',"link":"{link}"'.encode()
+    return record._replace(header=header)
+
+
 class Seals:
     """The seals of a store: they seal the headers of records, and prove that a record is unchanged.
 
@@ -141,6 +190,35 @@ class Seals:
     def seal(self, header: bytes) -> bytes:
         """Return `header` (without closing brace) with its seal as the last field."""
         return b"".join((header, _BEFORE_SEAL, self.seal_of(header), b'"'))
+
+    def sealed(self, record: Record) -> Record:
+        """Return a record that the core has made with its digest and its seal."""
+        record = with_digests(record, record)
+        return record._replace(header=self.seal(record.header or b""))
+
+    def restored(self, record: Record, state: bytes, *, is_verified: bool) -> Record:
+        """Return a record that was stored as a difference with its whole state, whose parts were checked.
+
+        It gets a digest and a seal as if it had been stored whole; a seal of the key only if all parts had one.
+        """
+        header = record.header or b""
+        header = b'%s,"digest":"%s"' % (header[: header.rfind(_BEFORE_STORED)], digest_of(state).encode())
+        return record._replace(header=self.seal_again(header, is_verified=is_verified), payload=state, packing="")
+
+    def seal_again(self, header: bytes, *, is_verified: bool) -> bytes:
+        """Seal what was stored before in another form, with a key only if it had a seal of a key."""
+        return (self if is_verified else _UNKEYED).seal(header)
+
+    def check_difference(self, run_id: str, record: Record) -> tuple[bool, str]:
+        """Check a record that is stored as a difference as `check` does, without what it builds on.
+
+        Returns whether it was proven, and the link of the record that it builds on.
+        """
+        is_verified, fields = self._checked_header(run_id, record)
+        flaw = _flaw_of_stored(record, fields)
+        if flaw is not None:
+            raise _refusal(run_id, record, flaw)
+        return is_verified, str(fields.get("base"))
 
     def flaw_of(self, content: bytes, seal: bytes) -> Flaw | None:
         """Return the flaw of the seal of some bytes; None if it fits and is a seal that this store accepts."""
@@ -212,6 +290,16 @@ class Seals:
             raise _refusal(run_id, record, PLAIN)
         if record.header is None:
             return self.check_seal(run_id, record), {}
+        is_proven, fields = self._checked_header(run_id, record)
+        flaw = self.locked(fields.get("encryption_key")) if record.packing == ENCRYPTED else None
+        if flaw is None:
+            flaw = _flaw_of_state(record, fields)
+        if flaw is not None:
+            raise _refusal(run_id, record, flaw)
+        return is_proven, fields
+
+    def _checked_header(self, run_id: str, record: Record) -> tuple[bool, Mapping[str, Any]]:
+        """Check version, seal and place. Return whether the seal proves them, and the header's fields."""
         fields = record.header_fields()
         version = fields.get("version")
         if isinstance(version, int) and version > CHECKPOINT_VERSION:
@@ -226,10 +314,6 @@ class Seals:
             )
         is_proven = self.check_seal(run_id, record)
         flaw = _misplacement(run_id, record, fields)
-        if flaw is None and record.packing == ENCRYPTED:
-            flaw = self.locked(fields.get("encryption_key"))
-        if flaw is None:
-            flaw = _flaw_of_state(record, fields)
         if flaw is not None:
             raise _refusal(run_id, record, flaw)
         return is_proven, fields
@@ -294,12 +378,21 @@ def _flaw_of_state(record: Record, fields: Mapping[str, Any]) -> Flaw | None:
     if (fields.get("encoding") == VERBATIM) != (record.packing == VERBATIM):
         # Bytes saved from outside are read as an envelope. They must never pass for a state, nor a state for them.
         return changed(f"the encoding {fields.get('encoding')!r}", f"the packing {record.packing!r}")
+    if record.packing in _PACKED:
+        flaw = _flaw_of_stored(record, fields)
+        if flaw is not None or record.packing == ZSTD:
+            return flaw
     expected, state = fields.get("digest"), record.state()
     if (state is None) != (expected is None):
         return changed("a state with its digest", "one without the other")
     if state is None or digest_of(state) == expected:
         return None
     return changed(str(expected), digest_of(state))
+
+
+def _flaw_of_stored(record: Record, fields: Mapping[str, Any]) -> Flaw | None:
+    expected, found = str(fields.get("stored")), digest_of(record.payload or b"")
+    return None if expected == found else changed(expected, found)
 
 
 def _shown(seal: bytes) -> str:
@@ -316,3 +409,6 @@ def _refusal(run_id: str, record: Record, flaw: Flaw) -> CheckpointIntegrityErro
         expected=flaw.expected,
         found=flaw.found,
     )
+
+
+_UNKEYED = Seals()

@@ -8,13 +8,16 @@ deleted that later states build on, the next record that builds on it is rewritt
 from __future__ import annotations
 
 import builtins
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from milepost.errors import DeserializeStateError
 from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
+from milepost.model.seal import Seals, link_of, with_digests, without_digests
 from milepost.store import Signal, Statement
-from milepost.stores.base.deltas import SMALLEST, Base, Difference, is_base, lessened, read_difference, whole_of
+from milepost.stores.base.deltas import SMALLEST, Base, Difference, Link, is_base, lessened, read_difference, whole_of
 from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
@@ -31,12 +34,15 @@ _REMEMBERED = 16
 class DecodingTransaction(Transaction):
     """A transaction that passes values of `tx` through `keeper` in both directions.
 
-    `packed` compresses a record as the backend stores it.
+    `seals` prove what is restored of several records. `packed` compresses a record as the backend stores it.
     """
 
-    def __init__(self, tx: Transaction, keeper: RecordCipher | None, packed: Callable[[Record], Record]) -> None:
+    def __init__(
+        self, tx: Transaction, keeper: RecordCipher | None, seals: Seals, packed: Callable[[Record], Record]
+    ) -> None:
         self._tx = tx
         self._keeper = keeper
+        self._seals = seals
         self._packed = packed
         self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
         """The large records that were read last, by run and number. The next records may build on them."""
@@ -211,18 +217,22 @@ class DecodingTransaction(Transaction):
 
     # -- whole records -----------------------------------------------------------------------------
 
-    def base_of(self, run_id: str, sequence: int) -> Base | None:
-        """Return a record as a base for others, or None if it was not read lately or is too small."""
-        return self._given.get((run_id, sequence))
+    def proven_base_of(self, run_id: str, sequence: int) -> Base | None:
+        """Return a record as a base for others; None if it was not read lately, is too small, or is damaged."""
+        base = self._given.get((run_id, sequence))
+        try:
+            return None if base is None else base.checked(run_id, self._seals)
+        except DeserializeStateError:
+            return None
 
     def _opened(self, run_id: str, record: Record) -> Record:
         """Return the record as it was given to `insert`, with its whole state if that can be restored."""
         opened = record if self._keeper is None else self._keeper.opened(run_id, record)
         if opened.packing != DIFFERENCE:
             if opened.size >= SMALLEST and is_base(opened):
-                self._note(run_id, Base(opened, opened.sequence, opened.size, 0))
+                self._note(run_id, Base(opened, link_of(opened, record.header), opened.sequence, opened.size, 0))
             return opened
-        base = self._whole(run_id, opened)
+        base = self._whole(run_id, Link(opened, link_of(opened, record.header)))
         if base is None and self._tx.reread(run_id):
             # The base may have been deleted since this record was read. This record was rewritten before that.
             for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
@@ -239,11 +249,11 @@ class DecodingTransaction(Transaction):
         if len(self._given) > _REMEMBERED:
             self._given.popitem(last=False)
 
-    def _whole(self, run_id: str, record: Record) -> Base | None:
+    def _whole(self, run_id: str, last: Link) -> Base | None:
         known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
-        page: dict[int, Record] = {}
+        page: dict[int, Link] = {}
 
-        def base_of(said: Difference) -> Record | None:
+        def base_of(said: Difference) -> Link | None:
             """Return a record of the chain. Read the records before it that are likely to be needed next along with it."""
             nonlocal page
             if (run_id, said.base) in self._lost:
@@ -256,15 +266,18 @@ class DecodingTransaction(Transaction):
                 page = {record.sequence: self._decrypted(run_id, record) for record in records}
             return page.get(said.base)
 
-        return whole_of(record, base_of, known)
+        return whole_of(run_id, last, base_of, known, self._seals)
 
-    def _decrypted(self, run_id: str, record: Record) -> Record:
-        return record if self._keeper is None or record.packing != ENCRYPTED else self._keeper.opened(run_id, record)
+    def _decrypted(self, run_id: str, record: Record) -> Link:
+        is_plain = self._keeper is None or record.packing != ENCRYPTED
+        opened = record if is_plain or self._keeper is None else self._keeper.opened(run_id, record)
+        return Link(opened, link_of(opened, record.header))
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
         """Rewrite the records that stay and build on records in `unwanted`.
 
-        Raise `CheckpointIntegrityError` if a record that stays can't be decrypted: nobody could tell what it builds on.
+        Raise `CheckpointIntegrityError` if a record that stays can't be decrypted, because nobody could tell what it
+        builds on, or proven for want of a key.
         """
         if not unwanted:
             return
@@ -272,7 +285,7 @@ class DecodingTransaction(Transaction):
         moved: Base | None = None
         while after < newest:
             for other in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
-                record = self._decrypted(run_id, other)
+                record, link = self._decrypted(run_id, other)
                 if record.size < SMALLEST or record.sequence in unwanted:
                     continue
                 if record.packing == ENCRYPTED:
@@ -280,22 +293,25 @@ class DecodingTransaction(Transaction):
                 said = read_difference(record) if record.packing == DIFFERENCE else None
                 if said is None or said.base not in unwanted:
                     continue
-                whole = self._whole(run_id, record)
+                self._seals.check_key(run_id, record)
+                whole = self._whole(run_id, Link(record, link))
                 if whole is None:  # damaged: its base may go all the same
                     continue
                 self._note(run_id, whole)
                 # Records that build on this one look for nothing before the whole record that they were written with.
                 nearest = moved if moved is not None and moved.since >= said.since else None
-                less, moved = lessened(whole.record, nearest)
-                self._put(run_id, less, is_encrypted=other.packing == ENCRYPTED)
+                again = without_digests(whole.record._replace(header=record.header), link)
+                if again.says_compressed:
+                    again = again._replace(packing=UNPACKED)
+                seal = functools.partial(self._sealed, run_id, is_encrypted=other.packing == ENCRYPTED, of=whole)
+                less, moved = lessened(again, nearest, seal)
+                self._tx.put_payload(run_id, less)
             after += _PAGE
 
-    def _put(self, run_id: str, record: Record, *, is_encrypted: bool) -> None:
-        """Store a sealed record in another form and keep its seal: its author vouches for it, this store does not."""
-        header = record.header or b""
-        if record.packing == "" and b'"compressed":true' in header:
-            record = record._replace(packing=UNPACKED)
-        record = self._packed(record)
+    def _sealed(self, run_id: str, record: Record, base: str, *, is_encrypted: bool, of: Base) -> Record:
+        """Return a record that takes the place of another one, as it is stored: as proven as the record `of` is."""
+        record = with_digests(record, self._packed(record), base)
         if is_encrypted and self._keeper is not None:
-            record = self._keeper.keep(run_id, record._replace(header=header.rpartition(b',"seal":"')[0]))
-        self._tx.put_payload(run_id, record)
+            return self._keeper.keep(run_id, record)
+        assert record.header is not None
+        return record._replace(header=self._seals.seal_again(record.header, is_verified=of.is_verified is True))

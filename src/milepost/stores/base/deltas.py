@@ -2,8 +2,8 @@
 
 A difference is JSON, `{"base": 41, "since": 7, "edits": [[1042, 0, "text"]]}`. It names the record that it builds on,
 the first record that it may need, and for each edit a place in the base's state, the number of bytes to remove there
-and the text to put in. It is the record's payload. The record's header, with the digest of the whole state, is as it
-would be otherwise. Readers are given the whole state.
+and the text to put in. It is the record's payload. The record's header has the digest of the payload and the link of the
+record that it builds on, so that writing and proving cost what has changed. Readers are given the whole state.
 
 A whole state is written once a chain is long and holds more bytes than the state does: a limit on the count alone would
 let storage grow with the square of the steps. Differences are found by comparing places that should agree. A search for
@@ -15,13 +15,15 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from milepost.errors import DeserializeStateError
-from milepost.model.digests import agreeing, agreeing_back
 from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record
+from milepost.model.seal import Seals, link_of
 from milepost.store import Token
+from milepost.stores.base.comparing import agreeing, agreeing_back
 from milepost.stores.base.fence import Row
 from milepost.stores.base.process_fork import watch
 
@@ -68,38 +70,53 @@ class Base(msgspec.Struct, frozen=True):
 
     record: Record
     """The record with its whole state."""
+    link: str
+    """The text by which records that build on it name it; see `milepost.model.seal`."""
     since: int
     """The sequence of the whole record that began the chain when it was written. Nothing before it is needed."""
     kept: int
     """Total bytes of that record's state and of all differences after it."""
-    links: int
+    length: int
     """Number of differences in the chain."""
+    is_verified: bool | None = None
+    """True if all records of the chain were proven, False if one was accepted without proof; None: not checked yet."""
+
+    def checked(self, run_id: str, seals: Seals) -> Base:
+        """Return the base with `is_verified` set. Raises as `Seals.check` does."""
+        if self.is_verified is not None:
+            return self
+        return msgspec.structs.replace(self, is_verified=seals.check(run_id, self.record))
+
+
+Seal = Callable[[Record, str], Record]
+"""A function that makes a record as it is stored, with digests and seal. It is given the link of the record's base, or ""."""
 
 
 # -- out ---------------------------------------------------------------------------------------------------
 
 
-def lessened(record: Record, base: Base | None) -> tuple[Record, Base]:
-    """Return the record as a difference to `base`, or unchanged if that saves too little; and the record as a new base.
+def lessened(record: Record, base: Base | None, seal: Seal) -> tuple[Record, Base]:
+    """Return the record as it is stored, as a difference to `base` if that saves enough; and the record as a new base.
 
-    Its state must be whole, and its header either not sealed yet or sealed already.
+    Its state must be whole, and its header must have no digest and no seal.
     """
     state = record.state()
     assert state is not None
-    if base is not None and (base.links < _LONG or base.kept <= 2 * len(state)):
+    if base is not None and (base.length < _LONG or base.kept <= 2 * len(state)):
         edits = difference(base.record.state() or b"", state)
         payload = None if edits is None else _encode(Difference(base.record.sequence, base.since, edits))
         # A state that is compressed when it is whole must gain far more.
         if payload is not None and len(payload) <= len(state) // (8 if record.packing else 2):
-            size = base.kept + len(payload) + len(record.header or b"") + _BESIDE
-            return (
-                record._replace(payload=payload, packing=DIFFERENCE),
-                Base(record, base.since, size, base.links + 1),
-            )
-    return record, Base(record, record.sequence, len(state), 0)
+            less = seal(record._replace(payload=payload, packing=DIFFERENCE), base.link)
+            size = base.kept + len(payload) + len(less.header or b"") + _BESIDE
+            return less, Base(record, link_of(record, less.header), base.since, size, base.length + 1, base.is_verified)
+    whole = seal(record, "")
+    return whole, Base(record, link_of(record, whole.header), record.sequence, len(state), 0, True)
 
 
-def chained(records: Sequence[Record], bases: Mapping[bytes, Base]) -> tuple[Sequence[Record], dict[bytes, Base]]:
+def chained(
+    records: Sequence[Record], bases: Mapping[bytes, Base], seal: Seal
+) -> tuple[tuple[Record, ...], dict[bytes, Base]]:
     """Convert the records of one run that are written next as `lessened` does, and return the newest base of each
     branch.
 
@@ -109,15 +126,16 @@ def chained(records: Sequence[Record], bases: Mapping[bytes, Base]) -> tuple[Seq
     less: list[Record] = []
     left = dict(bases)
     for record in records:
-        stored = record
         if record.size >= SMALLEST and is_base(record):
             branch = _branch_of(record.header or b"")
             base = left.pop(branch, None) or next(reversed(left.values()), None)
-            stored, left[branch] = lessened(record, base)
+            stored, left[branch] = lessened(record, base, seal)
             if len(left) > _MOST_BRANCHES:
                 del left[next(iter(left))]
+        else:
+            stored = seal(record, "")
         less.append(stored)
-    return less, left
+    return tuple(less), left
 
 
 def _branch_of(header: bytes) -> bytes:
@@ -217,40 +235,59 @@ def read_difference(record: Record) -> Difference | None:
     return fields if is_sound else None
 
 
-def whole_of(record: Record, base_of: Callable[[Difference], Record | None], known: Mapping[int, Base]) -> Base | None:
-    """Restore the record's whole state, and return it with the chain that it ends; None if that is impossible.
+class Link(NamedTuple):
+    """One stored record of a chain, decrypted, and its link."""
+
+    record: Record
+    link: str
+
+
+def whole_of(
+    run_id: str, last: Link, base_of: Callable[[Difference], Link | None], known: Mapping[int, Base], seals: Seals
+) -> Base | None:
+    """Restore a record's whole state, and return it with the chain that it ends; None if that is impossible.
 
     `base_of` returns the stored record that a difference builds on; it is called along the chain. `known` maps
-    sequences to records that are whole already; one of them may be part of the chain.
+    sequences to records that are whole already; one of them may be part of the chain. All records of the chain are
+    proven, and that each builds on the one before it, before anything is applied.
     """
-    chain: list[tuple[Record, Difference]] = []
-    member: Record | None = record
+    chain: list[tuple[Link, Difference]] = []
+    member: Link | None = last
     nearest: Base | None = None
-    while nearest is None:
-        if member is None:
-            return None
-        if member.packing != DIFFERENCE:
-            if not is_base(member):
-                return None
-            nearest = Base(member, member.sequence, member.size, 0)
-            break
-        said = read_difference(member)
-        if said is None:
-            return None
-        chain.append((member, said))
-        nearest = known.get(said.base)
-        member = None if nearest is not None else base_of(said)
+    claimed = ""
+    is_verified = True
     try:
+        while nearest is None:
+            if member is None or (chain and member.link != claimed):
+                return None
+            record = member.record
+            if record.packing != DIFFERENCE:
+                if not is_base(record):
+                    return None
+                nearest = Base(record, member.link, record.sequence, record.size, 0)
+                break
+            is_proven, claimed = seals.check_difference(run_id, record)
+            is_verified = is_verified and is_proven
+            difference = read_difference(record)
+            if difference is None:
+                return None
+            chain.append((member, difference))
+            nearest = known.get(difference.base)
+            member = None if nearest is not None else base_of(difference)
+        if nearest.link != claimed:
+            return None
+        nearest = nearest.checked(run_id, seals)
         state = bytearray(nearest.record.state() or b"")
     except DeserializeStateError:
         return None
     size = nearest.kept
-    for member, said in reversed(chain):
-        if not _edit(state, said.edits, member.size):
+    for (record, _), difference in reversed(chain):
+        if not _edit(state, difference.edits, record.size):
             return None
-        size += len(member.payload or b"") + len(member.header or b"") + _BESIDE
-    whole = record._replace(payload=bytes(state), packing="")
-    return Base(whole, nearest.since, size, nearest.links + len(chain))
+        size += len(record.payload or b"") + len(record.header or b"") + _BESIDE
+    is_verified = is_verified and nearest.is_verified is True
+    whole = seals.restored(last.record, bytes(state), is_verified=is_verified)
+    return Base(whole, last.link, nearest.since, size, nearest.length + len(chain), is_verified)
 
 
 def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]], size: int) -> bool:
@@ -334,13 +371,13 @@ class Bases:
         if is_child:
             self._begin()
 
-    def lessened(self, token: Token, records: Sequence[Record]) -> Sequence[Record]:
+    def lessened(self, token: Token, records: Sequence[Record], seal: Seal) -> tuple[Record, ...]:
         """Return the records of an append as they are to be stored. Call `settle` once they are written."""
         self._next.pop(token.run_id, None)  # left by an append that failed
         if all(record.size < SMALLEST for record in records):
-            return records
+            return tuple([seal(record, "") for record in records])
         known, reign = self._known.get(token.run_id), _reign_of(token)
-        less, bases = chained(records, known.bases if known is not None and known.reign == reign else {})
+        less, bases = chained(records, known.bases if known is not None and known.reign == reign else {}, seal)
         self._next[token.run_id] = _Known(
             reign, bases, records[-1].sequence, sum([base.record.size for base in bases.values()])
         )

@@ -40,7 +40,7 @@ from milepost.model.record import (
     make_record,
     parse_time,
 )
-from milepost.model.seal import KEYED, Seals
+from milepost.model.seal import DIGESTS, KEYED, Seals
 from milepost.store import MOST, Count, RunRow, Signal, check_id, check_run_id, check_tag
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Note, note_of, seal_of
@@ -373,6 +373,8 @@ class _Reader:
         """Take a record that a journal of ours wrote, with the header that its `members` make."""
         texts = {name: bytes(raw) for name, raw in members.items() if name not in {"seal", "state"}}
         self._check_seal(_header(texts), str(fields.get("seal")))
+        for name in DIGESTS:  # the store makes them anew, for the form in which it stores the record
+            texts.pop(name, None)
         if self._run_id is not None:
             texts["run_id"] = _encode(self._run_id)
         self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), None)
@@ -535,8 +537,7 @@ def _amendment(
     fields = {"verb": "fork", **origin, "epoch": epoch, "reason": reason}
     info = prefix.row.info
     record = make_record(info.run_id, prefix.sequence + 1, format_time(now), OWNER, state=state, fields=fields)
-    assert record.header is not None
-    return record._replace(header=seals.seal(record.header))
+    return seals.sealed(record)
 
 
 def _signals(prefix: Prefix) -> list[Signal]:

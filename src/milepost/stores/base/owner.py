@@ -33,6 +33,7 @@ from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.ranges import is_live
 from milepost.model.record import FAILURE, FINISH, START, Record, format_time, make_record, new_record, packed
 from milepost.model.retry import as_seconds
+from milepost.model.seal import link_of, with_digests
 from milepost.store import (
     MOST,
     Append,
@@ -163,7 +164,9 @@ class OwnerStore(LiveStore):
     def _guard(self, tx: Transaction) -> Transaction:
         """Wrap `tx` in the layer that decrypts records and makes states whole, if this store needs one."""
         return (
-            tx if self._keeper is None and self._bases is None else DecodingTransaction(tx, self._keeper, self._packed)
+            tx
+            if self._keeper is None and self._bases is None
+            else DecodingTransaction(tx, self._keeper, self.seals, self._packed)
         )
 
     def _lease_end(self, now: float, lease: float) -> float | None:
@@ -224,7 +227,8 @@ class OwnerStore(LiveStore):
         if is_owned:
             self._held[new.run_id] = TokenState(token)
             if self._bases is not None and new.record.size >= SMALLEST:
-                self._bases.know(new.run_id, token, Base(new.record, 0, new.record.size, 0))
+                link = link_of(new.record, record.header)
+                self._bases.know(new.run_id, token, Base(new.record, link, 0, new.record.size, 0, True))
         return token
 
     def claim(self, claim: Claim) -> Claimed:
@@ -408,9 +412,10 @@ class OwnerStore(LiveStore):
 
     def _kept(self, token: Token, records: Sequence[Record]) -> tuple[Record, ...]:
         """Convert an owner's records to the form that the backend stores. Call `_note_kept` once they are written."""
+        seal = functools.partial(self._sealed, token.run_id)
         if self._bases is not None:
-            records = self._bases.lessened(token, records)
-        return tuple([self._sealed(token.run_id, record) for record in records])
+            return self._bases.lessened(token, records, seal)
+        return tuple(map(seal, records))
 
     def _note_kept(self, token: Token, records: Sequence[Record]) -> None:
         if self._bases is not None:
@@ -545,7 +550,7 @@ class OwnerStore(LiveStore):
             after = -1 if point is None else point.sequence
             if isinstance(tx, DecodingTransaction) and self._bases is not None:
                 # An owner that goes on from here writes its states as differences to this one.
-                base = tx.base_of(run_id, after)
+                base = tx.proven_base_of(run_id, after)
                 if base is not None:
                     self._bases.know(run_id, row, base)
             point = None if point is None else self._proven(tx, run_id, point)
@@ -673,14 +678,19 @@ class OwnerStore(LiveStore):
 
     # -- shared ------------------------------------------------------------------------------------
 
-    def _sealed(self, run_id: str, record: Record) -> Record:
-        """Return `record` as the backend stores it: compressed, and sealed or encrypted."""
+    def _sealed(self, run_id: str, record: Record, base: str = "") -> Record:
+        """Return `record` as the backend stores it: compressed, with its digests, and sealed or encrypted.
+
+        `base` is the link of the record that a difference builds on.
+        """
         if record.header is None:  # from outside: sealed where it is inserted
             return record
-        sequence, kind, node_id, visit, size, header, payload, packing = record = self._packed(record)
-        assert header is not None
+        sequence, kind, node_id, visit, size, header, payload, packing = stored = with_digests(
+            record, self._packed(record), base
+        )
         if self._keeper is not None:
-            return self._keeper.keep(run_id, record)
+            return self._keeper.keep(run_id, stored)
+        assert header is not None
         return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
 
     def _packed(self, record: Record) -> Record:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -200,10 +200,12 @@ class Keeping(Pruning):
         groups: builtins.list[_Group] = []
         bases: dict[bytes, Base] = {}
         for records, note in _groups(copy):
-            less: Sequence[Record] = records
+            seal = functools.partial(self._sealed, run_id)
             if self.keeps_differences:
-                less, bases = chained(records, bases)
-            groups.append((tuple([self._sealed(run_id, record) for record in less]), note))
+                stored, bases = chained(records, bases, seal)
+            else:
+                stored = tuple(map(seal, records))
+            groups.append((stored, note))
         self._change("import", functools.partial(self._keep_copy, copy, groups))
         return run_id
 

@@ -1,4 +1,4 @@
-"""The digests of states that follow each other are those of each of them alone, and are let go of with their run."""
+"""Large states that follow each other: what they have in common, what is kept of them, and what is recorded."""
 
 from __future__ import annotations
 
@@ -9,40 +9,13 @@ from typing import Any, TypedDict
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost import END, Graph, MemoryStore, NodeError
 from milepost.codec.codec import Succession
-from milepost.model.digests import Digests, agreeing, agreeing_back
 from milepost.model.record import CHECKPOINT, digest_of
-
-LARGE = bytes(random.Random(7).randrange(32, 127) for _ in range(200_000))
-
-edits = st.tuples(st.floats(0, 1), st.integers(0, 50_000), st.binary(max_size=3), st.booleans())
-
-
-@given(st.lists(edits, max_size=12))
-@example([(1.0, 0, b"x", True)] * 12)
-def test_each_state_has_the_digest_that_it_has_alone(changes: list[tuple[float, int, bytes, bool]]) -> None:
-    digests = Digests()
-    states = [LARGE]
-    for place, count, text, is_long in changes:
-        last = states[-1]
-        at = int(place * len(last))
-        states.append(last[:at] + text * (20_000 if is_long else 1) + last[at + count :])
-    for state in [*states, *reversed(states), b"", *states]:
-        assert (state, digest_of(state)) == digests.of(state)
-
-
-def test_a_state_with_the_same_bytes_is_given_as_the_one_before() -> None:
-    digests = Digests()
-    first, _ = digests.of(LARGE)
-    again = bytes(bytearray(LARGE))
-    assert first is LARGE
-    assert first is digests.of(again)[0]
-    digests.forget()
-    assert again is digests.of(again)[0]
+from milepost.stores.base.comparing import agreeing, agreeing_back
 
 
 @given(st.data())
@@ -87,12 +60,11 @@ def test_nothing_of_large_states_is_kept_for_others_that_follow_once_a_run_has_e
     try:
         with suppress(NodeError):
             graph.compile().run(Log(), store=MemoryStore(), run_id="r")
-        left = [each for each in gc.get_objects() if isinstance(each, Digests | Succession)]
+        left = [each for each in gc.get_objects() if isinstance(each, Succession)]
     finally:
         gc.enable()
     assert left
-    assert not any(each._state for each in left if isinstance(each, Digests))
-    assert not any(part.parts for each in left if isinstance(each, Succession) for part in each._lists or ())
+    assert not any(part.parts for each in left for part in each._lists or ())
 
 
 class Chat(TypedDict):
