@@ -10,8 +10,8 @@ import pytest
 from attacker import Attacker
 
 from milepost import Checkpoint, RunCancelled, RunSuspended, Steps, step, workflow
-from milepost.errors import CheckpointIntegrityError, RunStopped
-from milepost.model.record import ENCRYPTED, VERBATIM, Record, digest_of, make_record
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, RunStopped
+from milepost.model.record import DIFFERENCE, ENCRYPTED, VERBATIM, Record, digest_of, make_record
 from milepost.model.seal import Seals
 from milepost.store import Signal
 
@@ -36,6 +36,12 @@ OWN = Seals()
 @dataclass
 class Count:
     n: int = 0
+
+
+@dataclass
+class Long:
+    n: int = 0
+    text: str = ""
 
 
 @pytest.fixture(params=KEYS)
@@ -153,6 +159,40 @@ def test_a_changed_record_is_refused_before_any_node_runs(verbs, medium, attacke
         refused(verbs, graph, reopened(medium, keyed, keys), log, "record 3 of run 'r1'")
         attacker.change(keyed, "r1", 3, lambda _: whole)
     assert Count(4) == verbs.resume(graph, reopened(medium, keyed, keys), "r1")
+
+
+@pytest.mark.every_store
+@one_way
+def test_a_changed_record_is_refused_by_all_that_build_on_it(verbs, medium, attacker, keyed, keys, line, log):
+    """The states are large and change little, so that stores may keep differences: 1, 2 and 3 build on the start."""
+    graph = line(Long, "abcd")
+
+    def begin(run_id: str, letter: str) -> list[Record]:
+        given = Long(text=" ".join(f"{letter}{number}" for number in range(2000)))
+        with pytest.raises(RunStopped):
+            verbs.run(graph, given, store=keyed, run_id=run_id, stop_after="c")
+        return [attacker.kept(keyed, run_id, sequence) for sequence in range(4)]
+
+    earlier = begin("r1", "x")
+    keyed.delete_run("r1")
+    others, whole = begin("r2", "x"), begin("r1", "y")
+    changes = [state_changed, header_changed, unsealed, relabelled]
+    for sequence in range(4):
+        builds_on_it = whole[3].packing == DIFFERENCE or (keys is not SIGNED and medium.kind != "memory")
+        for change in [*changes, lambda _, n=sequence: earlier[n], lambda _, n=sequence: others[n]]:
+            attacker.change(keyed, "r1", sequence, change)
+            store = reopened(medium, keyed, keys)
+            if attacker.kept(store, "r1", sequence) == whole[sequence]:
+                continue
+            if sequence == 3 and change(whole[3]) == earlier[3] and not builds_on_it:
+                continue  # a whole record of an earlier run of this id and place
+            if sequence == 3 or builds_on_it:
+                with pytest.raises(CheckpointCorruptError):
+                    verbs.resume(graph, store, "r1")
+                assert any("record 3 " in problem for problem in store.verify("r1").problems)
+            attacker.change(keyed, "r1", sequence, lambda _, n=sequence: whole[n])
+    assert list("abc" * 3) == log
+    assert 4 == verbs.resume(graph, reopened(medium, keyed, keys), "r1").n
 
 
 @one_way

@@ -480,6 +480,30 @@ def step_head(header: bytes) -> StepHead | None:
         return None
 
 
+class DifferenceHead(msgspec.Struct, gc=False):
+    """The header fields that prove a record that is stored as a difference: its place, and its digests."""
+
+    run_id: str
+    node_id: str
+    sequence: int
+    stored: str
+    base: str
+    version: Literal[1] = CHECKPOINT_VERSION
+    kind: str = CHECKPOINT
+    visit: int = 1
+
+
+_decode_difference = msgspec.json.Decoder(DifferenceHead).decode
+
+
+def difference_head(header: bytes) -> DifferenceHead | None:
+    """Read the head of a record that is stored as a difference; None for any other header."""
+    try:
+        return _decode_difference(header + b"}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def packed(record: Record) -> Record:
     """Return the record, with its payload compressed if its header says so."""
     if record.packing != UNPACKED or record.payload is None:

@@ -36,6 +36,7 @@ from milepost.model.record import (
     ZSTD,
     Record,
     StepHead,
+    difference_head,
     digest_of,
     step_head,
 )
@@ -214,6 +215,16 @@ class Seals:
 
         Returns whether it was proven, and the link of the record that it builds on.
         """
+        sequence, kind, node_id, visit, _, header, payload, _ = record
+        head = difference_head(header or b"")
+        if (
+            head is not None
+            and (run_id, node_id, sequence, kind, visit)
+            == (head.run_id, head.node_id, head.sequence, head.kind, head.visit)
+            and head.stored == digest_of(payload or b"")
+            and self._is_sealed(header or b"")
+        ):
+            return True, head.base
         is_verified, fields = self._checked_header(run_id, record)
         flaw = _flaw_of_stored(record, fields)
         if flaw is not None:

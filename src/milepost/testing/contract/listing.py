@@ -382,9 +382,6 @@ class ListingContract(StoreUnderTest):
     @pytest.mark.parametrize(
         "damage",
         [
-            {"payload": b'{"n":7}'},
-            {"payload": None},
-            {"payload": b""},
             {"node_id": "another"},
             {"visit": 2},
             {"header": b'{"version":1,"run_id":"r"'},

@@ -332,9 +332,8 @@ class JournalContract(StoreUnderTest):
 
 
 def _facts(record: Record) -> tuple[Any, ...]:
-    """Return the parts of a record that must be read as written; only the seal is the store's own."""
-    fields = record.fields()
-    fields.pop("seal", None)
+    """Return the parts of a record that must be read as written; the digest and the seal are the store's own."""
+    fields = {name: value for name, value in record.fields().items() if name not in {"digest", "seal"}}
     return (record.sequence, record.kind, record.node_id, record.visit, record.size, fields, record.state())
 
 
