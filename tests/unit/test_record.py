@@ -8,6 +8,7 @@ import json
 import os
 import tracemalloc
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -168,6 +169,39 @@ def test_no_more_is_unpacked_than_the_size_allows() -> None:
 
 def test_a_size_that_is_not_known_is_taken_from_the_frame() -> None:
     assert b"x" * 5000 == decompress(compress(b"x" * 5000), None)
+
+
+MUCH = 48 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("content", "padding", "size", "header"),
+    [
+        (bytes(MUCH), b"", -5, {}),
+        (bytes(MUCH), bytes(60_000), MUCH, {}),
+        (bytes(MUCH - 1) + os.urandom(60_000), b"", MUCH, {}),
+        (bytes(MUCH) + os.urandom(60_000), b"", MUCH + 60_000, {"digest": digest_of(b"another")}),
+        (bytes(MUCH) + os.urandom(60_000), b"", None, {"digest": digest_of(b"another")}),
+    ],
+    ids=["negative size", "padding", "more than the size", "another digest", "another digest and no size"],
+)
+def test_what_is_refused_fills_no_memory(
+    content: bytes, padding: bytes, size: int | None, header: dict[str, Any]
+) -> None:
+    bomb = compress(content) + padding
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointCorruptError, match="does not unpack"):
+            decompress(bomb, size, header=lambda: header)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_dense_state_with_its_digest_is_unpacked() -> None:
+    content = bytes(MUCH) + os.urandom(60_000)
+    header = {"digest": digest_of(content)}
+    assert content == decompress(compress(content), len(content), header=lambda: header)
 
 
 @pytest.mark.parametrize("size", [None, 256 * 1024 * 1024])

@@ -382,7 +382,7 @@ def _plain_state(header: Fields, raw: bytes | None) -> bytes | None:
         if not raw.startswith(b'"'):
             raise CheckpointCorruptError("checkpoint says compressed, but its state is no text")
         where = "checkpoint's state"
-        return compact_json(decompress(_base64(raw), header.get("size"), where=where), where)
+        return compact_json(decompress(_base64(raw), header.get("size"), where=where, header=lambda: header), where)
     if encoding != "json":
         raise CheckpointCorruptError(
             f"checkpoint has encoding {encoding!r}, which is read only through a store that has its key",

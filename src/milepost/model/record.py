@@ -98,6 +98,8 @@ DECOMPRESSED_LIMIT = 1024 * 1024 * 1024
 _ANY_RATIO = 16 * 1024 * 1024
 """Unpacked size in bytes up to which any ratio is accepted. Beyond it the ratio must be at most `_MOST_RATIO`."""
 _MOST_RATIO = 1000
+_USUAL_RATIO = 64
+"""Ratio above which the bytes are looked at before the memory is filled with them."""
 _PIECE = 1024 * 1024
 
 _encode_json = msgspec.json.Encoder().encode
@@ -179,7 +181,8 @@ class Record(NamedTuple):
                 node_id=self.node_id,
                 sequence=self.sequence,
             )
-        return decompress(self.payload, self.size, where=f"record {self.sequence} at node {self.node_id!r}")
+        where = f"record {self.sequence} at node {self.node_id!r}"
+        return decompress(self.payload, self.size, where=where, header=self.header_fields)
 
     def envelope(self) -> bytes:
         """Return the whole record as one JSON object, or the saved bytes of a record from outside.
@@ -538,21 +541,25 @@ def _zstd() -> Any:
     return zstd
 
 
-def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
+def decompress(
+    data: bytes, size: int | None, *, where: str = "state", header: Callable[[], Mapping[str, Any]] = dict
+) -> bytes:
     """Undo `compress`, and return exactly `size` bytes (None: all there are). Raise `CheckpointCorruptError` otherwise.
 
     More than 1 GiB is refused, and so is more than 16 MB if it is over a thousand times the bytes of `data`: a few
-    bytes must not fill the memory. No byte beyond the limit is unpacked, whatever size the frame states.
+    bytes must not fill the memory. No byte beyond the limit is unpacked, whatever size the frame states. What is dense,
+    or of a size that is not known, is unpacked in pieces first, and the memory is filled only if it has `size` bytes and
+    the digest that `header` gives.
     """
     limit = unpacked_limit(len(data))
     zstd = _zstd()
     try:
-        if size is None:
-            size = _count_unpacked(zstd.ZstdDecompressor(), data, limit)
-        if size > limit:
+        if size is not None and not 0 <= size <= limit:
             raise CheckpointCorruptError(
-                f"{where} does not unpack to the bytes that it should have: {len(data)} may unpack to {limit} at most"
+                f"{where} does not unpack to the {size} bytes that it should have: {len(data)} may unpack to {limit} at most"
             )
+        if size is None or size > max(_ANY_RATIO, _USUAL_RATIO * len(data)):
+            size = _prove(zstd.ZstdDecompressor(), data, limit if size is None else size, size, header, where)
         unpacker = zstd.ZstdDecompressor()
         plain: bytes = unpacker.decompress(data, max_length=size + 1)
         is_whole = unpacker.eof and not unpacker.unused_data
@@ -563,15 +570,29 @@ def decompress(data: bytes, size: int | None, *, where: str = "state") -> bytes:
     return plain
 
 
-def _count_unpacked(unpacker: Any, data: bytes, limit: int) -> int:
-    """Count the bytes that `data` unpacks to, piece by piece; return some number above `limit` if there are more."""
-    size, given = 0, data
-    while size <= limit and not unpacker.eof:
+def _prove(
+    unpacker: Any, data: bytes, limit: int, size: int | None, header: Callable[[], Mapping[str, Any]], where: str
+) -> int:
+    """Return the number of bytes that `data` unpacks to, of which it keeps a piece at a time.
+
+    Raise `CheckpointCorruptError` if there are more than `limit`, or not `size`, or if they have not the digest in
+    `header`, if there is one.
+    """
+    counted, given, digest = 0, data, hashlib.sha256()
+    while counted <= limit and not unpacker.eof:
         piece = unpacker.decompress(given, max_length=_PIECE)
         if not piece and unpacker.needs_input:
             break
-        size, given = size + len(piece), b""
-    return size
+        digest.update(piece)
+        counted, given = counted + len(piece), b""
+    stated = header().get("digest")
+    is_as_stated = stated is None or stated == f"sha256:{digest.hexdigest()}"
+    is_whole = unpacker.eof and not unpacker.unused_data
+    if counted > limit or (size is not None and counted != size) or not is_whole or not is_as_stated:
+        raise CheckpointCorruptError(
+            f"{where} does not unpack to the bytes that it should have: {len(data)} may unpack to {limit} at most"
+        )
+    return counted
 
 
 def format_time(seconds: float) -> str:
