@@ -704,5 +704,13 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def escaped(text: str, but: str = "") -> str:
+    """Return the text with escapes for all that a terminal or a log could take for a command or the end of a line.
+
+    `but` are such characters that stay.
+    """
+    return "".join(c if c.isprintable() or c in but else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 _OF_THE_CALL = (AsyncNodeError, GraphError, InvalidIDError, MissingExtraError, OptionError, WorkflowError)
 """Errors whose message is not about a run, although they may end one."""

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 from cli_calls import Shop, shop
 
-from milepost import RunSuspended, SQLiteStore, StepError, Steps, parallel, step, workflow
+from milepost import END, Graph, RunSuspended, SQLiteStore, StepError, Steps, parallel, step, workflow
 
 __all__ = ["shop"]
 
@@ -45,6 +45,22 @@ def test_export_writes_a_file(done: Shop) -> None:
         assert store.export("a") == (done.folder / "a.jsonl").read_bytes()
     assert 7 == done.call("export", "a", "-o", "a.jsonl", "--json").json["lines"]
     assert 2 == done.call("export", "a", "-o", "no/such/folder").code
+
+
+def test_an_export_tells_a_terminal_nothing_to_obey(done: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SQLiteStore(".milepost/runs.db") as store:
+        Graph(dict).add_node("n", dict).add_edge("n", END).set_entry("n").compile("g").run(
+            {"text": "\u009b2J \u202e"}, store=store, run_id="r"
+        )
+        exported = [json.loads(line) for line in store.export("r").splitlines()]
+    assert "\u009b" in done.call("export", "r").out
+    monkeypatch.setattr("_pytest.capture.CaptureIO.isatty", lambda self: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    shown = done.call("export", "r").out
+    assert (exported, True) == (
+        [json.loads(line) for line in shown.splitlines()],
+        shown.replace("\n", "").isprintable(),
+    )
 
 
 def test_an_export_is_for_its_owner_alone(done: Shop) -> None:

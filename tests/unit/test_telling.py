@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from milepost import END, Engine, Graph, MemoryStore, Retry, RunSuspended, StepError, Steps, step, workflow
+from milepost.errors import NodeError
 from milepost.testing import FakeClock
 
 
@@ -124,3 +125,38 @@ def test_what_was_sent_and_refused_is_in_no_log(caplog: pytest.LogCaptureFixture
     assert "a secret" in store.get_run("r").info.reason
     assert "a secret" not in caplog.text
     assert "the newest answer was refused" in caplog.text
+
+
+HOSTILE = "red \x1b[31m, a line \x85, another \u2028, turned \u202e, and \x9b2J"
+
+
+def test_what_a_terminal_would_obey_is_escaped_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(state: dict) -> dict:  # type: ignore[type-arg]
+        raise ValueError(HOSTILE)
+
+    def hook(event: object) -> None:
+        raise ValueError(HOSTILE)
+
+    graph = Graph(dict).add_node("a", fail).add_edge("a", END).set_entry("a").compile("g")
+    with caplog.at_level(logging.DEBUG, logger="milepost"), pytest.raises(NodeError):
+        graph.run({}, store=MemoryStore(), run_id="r", hooks=[hook])
+    shown = [logging.Formatter().format(record) for record in caplog.records]
+    assert all("".join(text.splitlines()).isprintable() and "\x85" not in text for text in shown)
+    assert any(r"red \x1b[31m" in record.getMessage() for record in caplog.records)
+    assert any(r"turned \u202e" in record.exc_text for record in caplog.records if record.exc_text)
+
+
+def test_an_object_that_cannot_be_shown_in_the_log_changes_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Hook:
+        def __call__(self, event: object) -> None:
+            raise ValueError("no")
+
+        def __repr__(self) -> str:
+            raise ValueError("no name either")
+
+    logging.raiseExceptions, before = False, logging.raiseExceptions
+    try:
+        graph = Graph(dict).add_node("a", dict).add_edge("a", END).set_entry("a").compile("g")
+        assert {} == graph.run({}, store=MemoryStore(), run_id="r", hooks=[Hook()])
+    finally:
+        logging.raiseExceptions = before

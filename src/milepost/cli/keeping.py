@@ -26,7 +26,7 @@ from milepost.cli.places import (
     open_to_look,
     read_duration,
 )
-from milepost.cli.text import print_facts, print_table, to_json
+from milepost.cli.text import escaped_json, print_facts, print_table, to_json
 from milepost.drivers import SyncDriver
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
 from milepost.graph.fork_run import fork as forked
@@ -56,7 +56,10 @@ def export(invocation: Invocation, run_id: str, output: Path | None) -> int:
             print(to_json({"run_id": run_id, "export": lines}, is_line=True))
             return OK
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        if sys.stdout.isatty():
+            print(escaped_json(data.decode()), end="")
+        else:
+            sys.stdout.buffer.write(data)
         return OK
     try:
         with open(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:

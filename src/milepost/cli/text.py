@@ -29,7 +29,11 @@ def _dumped(value: Any, indent: int | None, **options: Any) -> str:
     # What an output of another encoding lacks, it would write with escapes that JSON does not know.
     is_utf8 = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
     text = json.dumps(value, ensure_ascii=not is_utf8, indent=indent, default=clean, **options)
-    # Outside of its texts JSON has nothing that a terminal could take for a command.
+    return escaped_json(text)
+
+
+def escaped_json(text: str) -> str:
+    """Return JSON with escapes in its texts for what a terminal could take for a command; outside of them there is none."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

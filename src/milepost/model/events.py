@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from milepost.errors import escaped
 from milepost.model.failure import contained, describe, error_of
 from milepost.model.reports import Report, ResumeInfo, RunResult, plain_fields
 
@@ -285,6 +286,22 @@ Hook = Callable[[Any], Any]
 logger = logging.getLogger("milepost")
 # A program that configures no logging hears nothing from a library; without this, warnings would go to stderr.
 logger.addHandler(logging.NullHandler())
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Escape what a store or user code put into a record's message or traceback and a terminal would obey."""
+    with suppress(Exception):  # the `__repr__` of a user, which handlers report
+        message = record.getMessage()
+        if not message.isprintable():
+            record.msg, record.args = escaped(message), None
+        if record.exc_info and not record.exc_text:
+            traceback = logging.Formatter().formatException(record.exc_info)
+            if not traceback.replace("\n", "").isprintable():
+                record.exc_text = escaped(traceback, "\n")
+    return True
+
+
+logger.addFilter(_escape)
 
 
 def notify(hooks: Sequence[Hook], event: Event) -> list[AbstractContextManager[Any]]:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from milepost.errors import escaped
+
 if TYPE_CHECKING:
     from milepost.model.info import Wait
 
@@ -22,7 +24,7 @@ _ENCRYPTED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):[A-Za-z0-9+/]{38,}=*")
 def clean(text: object) -> str:
     """Return text from a store or from user code, with everything escaped that a terminal could take for a command."""
     readable = _ENCRYPTED.sub(r"encrypted with key '\1'", str(text))
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in readable)
+    return escaped(readable)
 
 
 def short(text: object, limit: int = 60) -> str:
