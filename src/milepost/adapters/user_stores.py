@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from milepost.adapters.points import (
 from milepost.errors import OptionError, RunExistsError, StoreError, shown
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.failure import describe
-from milepost.model.ids import SYSTEM, Clock
+from milepost.model.ids import SYSTEM, Clock, in_forked_child
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
 from milepost.store import (
@@ -444,13 +443,10 @@ def _reference(store: object) -> Callable[[], object | None]:
         return lambda: store
 
 
+@in_forked_child
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Adapted(LooksOutside):

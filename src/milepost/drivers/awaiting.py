@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import queue
 import threading
 import time
@@ -36,7 +35,7 @@ from milepost.executor.effects import (
 )
 from milepost.model.events import Hook, surround
 from milepost.model.failure import error_of
-from milepost.model.ids import Clock
+from milepost.model.ids import Clock, in_forked_child
 from milepost.store import Store
 
 if TYPE_CHECKING:
@@ -204,14 +203,11 @@ def lane_of(store: Store) -> StoreQueue:
     return lane
 
 
+@in_forked_child
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _lanes.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 # -- The driver that awaits: effects are performed in the caller's task, blocking ones in threads --

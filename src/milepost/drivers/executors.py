@@ -17,7 +17,6 @@ import atexit
 import contextvars
 import copy
 import logging
-import os
 import pickle
 import sys
 import threading
@@ -38,6 +37,7 @@ from milepost.executor.effects import Call
 from milepost.model.events import surround
 from milepost.model.executors import ExecutorLike
 from milepost.model.failure import describe, message_of, type_name
+from milepost.model.ids import in_forked_child
 
 logger = logging.getLogger("milepost")
 
@@ -484,11 +484,4 @@ def _key(factory: Callable[[], Executor]) -> Any:
 
 pools = Pools()
 """The pools of this process."""
-
-
-def _after_fork() -> None:
-    pools.__init__()  # type: ignore[misc]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_child(pools.__init__)  # type: ignore[misc]

@@ -8,12 +8,11 @@ ended. A forked child begins with an empty heartbeat.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 
 from milepost.errors import StoreClosedError
-from milepost.model.ids import SYSTEM, Clock
+from milepost.model.ids import SYSTEM, Clock, in_forked_child
 from milepost.store import Release, Store, Token
 
 logger = logging.getLogger("milepost")
@@ -221,11 +220,4 @@ class Heartbeat:
 
 heartbeat = Heartbeat()
 """The heartbeat of this process."""
-
-
-def _after_fork() -> None:
-    heartbeat.__init__()  # type: ignore[misc]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_child(heartbeat.__init__)  # type: ignore[misc]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from typing import Any
 from milepost.errors import StoreClosedError
 from milepost.model.events import UnrecordedEvent
 from milepost.model.failure import describe
+from milepost.model.ids import in_forked_child
 from milepost.model.live import KEPT_SECONDS, MOST_BYTES, MOST_EVENTS, LiveBatch, LiveEvent, Place, stored
 from milepost.store import Store
 
@@ -221,6 +221,5 @@ live_writer = LiveWriter()
 """The writer of this process."""
 atexit.register(live_writer.flush)
 
-if hasattr(os, "register_at_fork"):
-    # The child has neither the thread nor the right to write for runs of the parent.
-    os.register_at_fork(after_in_child=live_writer.__init__)  # type: ignore[misc]
+# The child has neither the thread nor the right to write for runs of the parent.
+in_forked_child(live_writer.__init__)  # type: ignore[misc]

@@ -6,13 +6,13 @@ process from ending.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from milepost.model.ids import in_forked_child
 from milepost.store import Store
 
 # Wake-ups inside this process: a store has work to do, so that a worker need not wait for its next poll.
@@ -42,14 +42,11 @@ def wake(store: Store) -> None:
         tell()
 
 
+@in_forked_child
 def _wake_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _listeners.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_wake_after_fork)
 
 
 # -- Daemon threads that run user code, as many as there is work for -------------------------------
@@ -183,11 +180,4 @@ class Threads:
 
 threads = Threads()
 """The threads of this process."""
-
-
-def _after_fork() -> None:
-    threads.__init__()  # type: ignore[misc]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_child(threads.__init__)  # type: ignore[misc]

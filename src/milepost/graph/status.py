@@ -354,7 +354,7 @@ class StatusBuilder:
     def _at(self, record: Record, fields: Mapping[str, Any]) -> Visit:
         """Return the visit of a record, and note that this is its newest record."""
         visit = self._open(str(fields.get("branch") or ""), record.node_id, record.visit)
-        visit.sequence, visit.last_at = record.sequence, _time(fields.get("timestamp"))
+        visit.sequence, visit.last_at = record.sequence, time_of(fields.get("timestamp"))
         return visit
 
     # -- what a record says --------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class StatusBuilder:
         if not visit.is_done:
             visit.attempts = max(visit.attempts, int(fields.get("attempt") or 1))
         visit.error = f"{fields.get('error_type')}: {fields.get('message')}"
-        visit.retry_at = _time(fields.get("retry_at"))
+        visit.retry_at = time_of(fields.get("retry_at"))
         visit.failed_at = record.sequence if fields.get("final") or fields.get("given_up") else -1
 
     def _routed(self, record: Record, fields: Mapping[str, Any]) -> None:
@@ -399,7 +399,7 @@ class StatusBuilder:
         signal = fields.get("signal") or kind_in(shape, record.node_id).get("signal")
         wait_id = fields.get("wait_id") or f"{record.node_id}#{record.visit}"
         visit.kind = "timer" if signal is None else "wait"
-        visit.wait = Wait(str(wait_id), signal, _json(record), _time(fields.get("wake_at")))
+        visit.wait = Wait(str(wait_id), signal, json_of(record), time_of(fields.get("wake_at")))
 
     def _replied(self, record: Record, fields: Mapping[str, Any]) -> None:
         visit = self._at(record, fields)
@@ -438,14 +438,16 @@ def _last_segment(label: str) -> Segment | None:
     return segments[-1] if segments else None
 
 
-def _time(text: Any) -> datetime | None:
+def time_of(text: Any) -> datetime | None:
+    """Read a time in a record; None for no time and for a damaged one."""
     try:
         return None if text is None else parse_time(str(text))
     except ValueError:
         return None
 
 
-def _json(record: Record) -> Any:
+def json_of(record: Record) -> Any:
+    """Return the JSON in a record; None if it has none, or if the key to decrypt it is missing."""
     try:
         return json.loads(record.state() or b"null")
     except (DeserializeStateError, ValueError):

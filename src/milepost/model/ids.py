@@ -7,8 +7,9 @@ import platform
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 # -- New run ids and nonces: the only place where the library draws real randomness ----------------
 #
@@ -176,10 +177,17 @@ def _is_hidden(pid: int) -> bool:
 _current = Process()
 
 
+T = TypeVar("T", bound=Callable[[], Any])
+
+
+def in_forked_child(call: T) -> T:
+    """Call this function in the child of each fork, where the system has forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+    return call
+
+
+@in_forked_child
 def _after_fork() -> None:
     global _current
     _current = Process()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

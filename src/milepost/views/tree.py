@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from milepost.errors import CheckpointCorruptError, DeserializeStateError
+from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import read_history
 from milepost.executor.history_values import StepRecord
-from milepost.graph.status import RunStatus, Visit
+from milepost.graph.status import RunStatus, Visit, json_of, time_of
 from milepost.model.info import Wait
-from milepost.model.record import Record, parse_time
+from milepost.model.record import Record
 from milepost.store import ENDED, RunSnapshot
 from milepost.views.journal import failure_text
 from milepost.views.text import clean, elapsed, iso, json_text, plural, short, utc, wait_document, wait_text
@@ -96,13 +96,7 @@ def tree_of(records: Iterable[Record], latest: RunSnapshot) -> Tree:
 
 
 def _json(entry: StepRecord | None) -> Any:
-    """Return the JSON in a record; None if it has none, or if the key to decrypt it is missing."""
-    if entry is None:
-        return None
-    try:
-        return json.loads(entry.record.state() or b"null")
-    except (CheckpointCorruptError, ValueError):
-        return None
+    return None if entry is None else json_of(entry.record)
 
 
 # -- one step ------------------------------------------------------------------------------------------------
@@ -181,7 +175,7 @@ def _fill_open(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> No
     if failures:
         failure = failures[-1].fields
         step.error = failure_text(failure)
-        step.retry_at = _time(failure.get("retry_at"))
+        step.retry_at = time_of(failure.get("retry_at"))
         if is_over and (failure.get("given_up") or failure.get("final")):
             step.status = "failed"
     if wait is not None:
@@ -194,19 +188,12 @@ def _fill_open(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> No
 
 def _place(step: TreeStep, entry: StepRecord) -> None:
     step.sequence, step.visit = entry.sequence, entry.record.visit
-    step.last_at = _time(entry.fields.get("timestamp"))
-
-
-def _time(text: Any) -> datetime | None:
-    try:
-        return None if text is None else parse_time(str(text))
-    except ValueError:
-        return None
+    step.last_at = time_of(entry.fields.get("timestamp"))
 
 
 def _wait_of(entry: StepRecord) -> Wait:
     recorded = entry.fields
-    return Wait(str(recorded.get("wait_id")), recorded.get("signal"), _json(entry), _time(recorded.get("wake_at")))
+    return Wait(str(recorded.get("wait_id")), recorded.get("signal"), _json(entry), time_of(recorded.get("wake_at")))
 
 
 # -- as a table ----------------------------------------------------------------------------------------------

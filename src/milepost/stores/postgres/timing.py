@@ -8,12 +8,13 @@ returns as if the server had gone.
 from __future__ import annotations
 
 import math
-import os
 import socket
 import threading
 import time
 import weakref
 from contextlib import suppress
+
+from milepost.model.ids import in_forked_child
 
 _SLACK = 1.2
 """Factor by which a call may take longer here than in the server: while the server answers, it ends a long call itself."""
@@ -109,11 +110,4 @@ class _Overseer:
 
 
 _overseer = _Overseer()
-
-
-def _after_fork() -> None:
-    _overseer.__init__()  # type: ignore[misc]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_child(_overseer.__init__)  # type: ignore[misc]
