@@ -16,11 +16,12 @@ from milepost import END, Checkpoint, Graph, SQLiteStore
 from milepost.model.ids import new_nonce
 from milepost.model.info import RunInfo, Wait
 from milepost.model.record import format_time, make_record
+from milepost.model.tracebacks import error_place, fold_frames
 from milepost.store import Append, NewRun, Release, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.testing.tables import for_each
-from milepost.views.status import error_place, why_it_stands
+from milepost.views.status import why_it_stands
 
 __all__ = ["shop"]
 
@@ -394,6 +395,22 @@ def test_a_place_in_the_code_is_that_of_the_user_and_of_the_error_that_ended_the
     foreign = text.partition("    y\n")[2]
     assert "/venv/lib/python3.12/site-packages/requests/api.py:9, in get" == error_place(foreign)
     assert "" == error_place("OSError: no")
+
+
+def test_frames_of_libraries_are_folded() -> None:
+    own = '  File "/app/a.py", line 1, in first\n    x()\n    ^^^\n'
+    library = "".join(
+        f'  File "{path}", line 9, in get\n    y\n  [Previous line repeated 3 more times]\n'
+        for path in ("/v/lib/python3.12/json/api.py", "/v/src/milepost/drivers/blocking.py", "<frozen os>")
+    )
+    begin, end = "Traceback (most recent call last):\n", "KeyError: 1\n  more of it"
+    folded = "  ... 3 frames of libraries, to <frozen os>:9, in get\n"
+    assert f"{begin}{own}{folded}{end}" == fold_frames(f"{begin}{own}{library}{end}")
+    assert f"{begin}{folded}{own}{folded}{own}{end}" == fold_frames(f"{begin}{library}{own}{library}{own}{end}")
+    for whole in (f"{begin}{library}{end}", f"{begin}{own}{end}", "OSError: no", ""):
+        assert whole == fold_frames(whole)
+    group = ' |   File "/app/a.py", line 1, in a\n |     x\n |   File "<string>", line 2, in b\n | KeyError: 1'
+    assert " |   ... 1 frame of libraries, to <string>:2, in b\n | KeyError: 1" in fold_frames(group)
 
 
 def test_show_tells_how_long_a_node_runs_and_when_the_next_attempt_begins(shop: Shop) -> None:

@@ -41,6 +41,7 @@ from milepost.model.events import Event
 from milepost.model.ids import SYSTEM
 from milepost.model.info import RunInfo
 from milepost.model.record import START, Record
+from milepost.model.tracebacks import fold_frames
 from milepost.options import BulkFilters
 from milepost.store import ENDED, Store
 from milepost.views.events import (
@@ -380,7 +381,8 @@ def print_view(invocation: Invocation, view: RunView) -> None:
         print_table(columns, rows, styles=styles_of(statuses))
     if view.error is not None and view.error.traceback:
         print()
-        print("\n".join(map(clean, view.error.traceback.splitlines())))
+        frames = view.error.traceback if invocation.is_debug else fold_frames(view.error.traceback)
+        print("\n".join(map(clean, frames.splitlines())))
 
 
 # The command that follows a run which another process executes: watch. It needs no code of the user's.

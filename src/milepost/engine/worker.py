@@ -42,6 +42,7 @@ from milepost.model.failure import describe, failure_fields, is_cancellation
 from milepost.model.ids import Clock
 from milepost.model.info import RunInfo
 from milepost.model.retry import as_seconds
+from milepost.model.tracebacks import fold_frames
 from milepost.options import Options
 from milepost.store import RunRow, Store, Token
 from milepost.verbs import Bound, InputVerbs, Job, Verbs
@@ -492,7 +493,7 @@ class Worker:
                 logger.warning("run %r is left to other code: %s", run_id, describe(exc), extra={"run_id": run_id})
                 return
             frames = failure_fields(exc.__cause__ or exc)["traceback"].rstrip() if job.run.status == "failed" else ""
-            text = f"{describe(exc)}\n{frames}" if frames else describe(exc)
+            text = f"{describe(exc)}\n{fold_frames(frames)}" if frames else describe(exc)
             logger.warning("run %r is %s: %s", run_id, job.run.status, text, extra={"run_id": run_id})
         finally:
             self._rest(job)

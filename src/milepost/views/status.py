@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +22,7 @@ from milepost.model.record import (
     Record,
     parse_time,
 )
+from milepost.model.tracebacks import error_place
 from milepost.store import RunSnapshot, Store
 from milepost.views.journal import actor_of, is_workflow, records_of
 from milepost.views.text import (
@@ -231,17 +231,6 @@ def _row(step: TreeStep | Visit | None, name: str, remark: str, *, has_marks: bo
     is_marked = isinstance(step, TreeStep) and step.is_marked
     mark = [("marked" if is_marked else "")] if has_marks else []
     return (name, kind, step.status, step.attempts or "", took, *mark, remark)
-
-
-_FRAME = re.compile(r'^[ |]*File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
-_FOREIGN = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<")
-
-
-def error_place(traceback: str) -> str:
-    """Return file, line and function of the innermost frame of the user's own code; without one, of any code; else ""."""
-    frames = _FRAME.findall(traceback.rpartition("\n\n")[2]) or _FRAME.findall(traceback)
-    own = [frame for frame in frames if not _FOREIGN.search(frame[0])] or frames
-    return "{}:{}, in {}".format(*own[-1]) if own else ""
 
 
 _PLACES = 4
