@@ -48,6 +48,7 @@ def brief(events):
     return told
 
 
+@pytest.mark.every_store
 def test_a_late_reader_gets_live_events_in_the_order_of_the_run(verbs, store):
     graph = talking(verbs)
     engine = Engine(store, flows=[graph])
@@ -63,6 +64,7 @@ def test_a_late_reader_gets_live_events_in_the_order_of_the_run(verbs, store):
     assert ["RunCompleted"] == brief(verbs.events(handle, "events", after=3))
 
 
+@pytest.mark.every_store
 def test_two_readers_get_each_event_once_while_the_run_goes_on(verbs, medium):
     graph = talking(verbs, tokens=100, rounds=10)
     store = medium.open()
@@ -128,6 +130,7 @@ def test_a_map_reports_its_progress_to_readers_elsewhere(verbs, store):
     assert [("each", 1, 3), ("each", 2, 3), ("each", 3, 3)] == [(e.node_id, e.done, e.total) for e in progress]
 
 
+@pytest.mark.every_store
 def test_an_attempt_that_runs_again_after_a_crash_emits_again(verbs, medium, clock):
     store = medium.open(clock=clock)
     lives = []
@@ -162,6 +165,7 @@ def test_what_does_not_fit_into_the_queue_is_told_as_missed(verbs, store, monkey
     assert [0, 1, 2, 3, (6,), "NodeCompleted", "RunCompleted"] == brief(verbs.events(handle, "events"))
 
 
+@pytest.mark.every_store
 def test_the_newest_events_of_a_run_are_kept(verbs, store):
     graph = talking(verbs, tokens=MOST_EVENTS + 500, rounds=1)
     verbs.run(graph, Count(), store=store, run_id="r")

@@ -20,6 +20,7 @@ from milepost.stores.memory import MemoryStore
 from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing import StoreContract
 from milepost.testing.contract.listing import StatementContract
+from milepost.testing.contract.live import LiveContract
 from milepost.testing.contract.moving import MovingContract
 from milepost.testing.contract.records import JournalContract, LargeContract, LatestContract
 from milepost.testing.contract.retention import ThinningContract
@@ -35,14 +36,17 @@ BOTH = {**SIGNED, **ENCRYPTED}
 class InMemory:
     is_shared_between_processes = False
     lease_has_end = False
+    keeps_live = True
     keys: Any
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return MemoryStore(clock=clock, **self.keys)
 
 
-class KeyedContract(ViewContract, JournalContract, SignalContract):
-    """The chapters on what a key changes: records, the views of them, signals."""
+class KeyedContract(ViewContract, JournalContract, SignalContract, LiveContract):
+    """The chapters on what a key changes: records, the views of them, signals, live events."""
+
+    keeps_live = True
 
 
 class TestRecordsAndSignalsOfAKeyedStore(InMemory, KeyedContract):

@@ -17,6 +17,7 @@ from milepost.store import Store
 from milepost.stores.postgres.connection import Session
 from milepost.stores.postgres.store import PostgresStore
 from milepost.testing.contract.listing import StatementContract
+from milepost.testing.contract.live import LiveContract
 from milepost.testing.contract.ownership import ClaimContract, FenceContract, LeaseContract
 from milepost.testing.contract.processes import ProcessContract, ThreadContract
 from milepost.testing.contract.records import JournalContract, LargeContract, LatestContract
@@ -46,6 +47,7 @@ def pooled(pooler: PgBouncer, postgres: str) -> str:
 
 class Pooled:
     runs_statements = True
+    keeps_live = True
     placeholder = "%s"
 
     @pytest.fixture(autouse=True)
@@ -62,8 +64,10 @@ class Pooled:
         return f"from milepost.stores.postgres.store import PostgresStore; store = PostgresStore({self.dsn!r})"
 
 
-class TestBehindPgBouncer(Pooled, FenceContract, ClaimContract, DueContract, ThreadContract, ProcessContract):
-    """What has to do with locks, and with who is who."""
+class TestBehindPgBouncer(
+    Pooled, FenceContract, ClaimContract, DueContract, ThreadContract, ProcessContract, LiveContract
+):
+    """What has to do with locks, with who is who, and with polls."""
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from postgres_server import Database
 
 class TestPostgresStore(StoreContract):
     runs_statements = True
+    keeps_live = True
     placeholder = "%s"
 
     @pytest.fixture(autouse=True)

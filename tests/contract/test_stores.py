@@ -25,6 +25,7 @@ class TestMemoryStore(StoreContract):
 
 class TestSQLiteStore(StoreContract):
     runs_statements = True
+    keeps_live = True
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return SQLiteStore(tmp_path / "runs.db", clock=clock)

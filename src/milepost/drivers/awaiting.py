@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
-from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake, watched
+from milepost.drivers.base import GLANCE, INSTANT, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake, watched
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.threads import Pending
 from milepost.errors import AttemptTimedOut, StoreError
@@ -529,7 +529,7 @@ class AsyncDriver(Driver):
 
     async def _sleep(self, effect: Sleep) -> None:
         ends = self.clock.monotonic() + effect.seconds
-        while (left := ends - self.clock.monotonic()) > 0 and not is_awake(effect.held):
+        while (left := ends - self.clock.monotonic()) > INSTANT and not is_awake(effect.held):
             if effect.held is None:
                 await self.clock.sleep(left)
             else:

@@ -43,6 +43,8 @@ logger = logging.getLogger("milepost")
 
 MAX_THREADS = 32
 """The number of calls that a `Gather` without its own limit runs at once, each in a thread, under the sync driver."""
+INSTANT = 1e-6
+"""Seconds that are not slept any more: a clock need not count in smaller steps."""
 GLANCE = 0.5
 """Seconds between two looks at the lease while a driver sleeps.
 

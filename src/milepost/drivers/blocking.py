@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, TypeVar
 
-from milepost.drivers.base import GLANCE, MAX_THREADS, Driver, StreamClosed, _put, held_of, is_awake, watched
+from milepost.drivers.base import GLANCE, INSTANT, MAX_THREADS, Driver, StreamClosed, _put, held_of, is_awake, watched
 from milepost.drivers.branches import Branch, Branches, merged
 from milepost.drivers.threads import Pending, PendingSet, threads
 from milepost.errors import AsyncNodeError, AttemptTimedOut
@@ -308,7 +308,7 @@ class SyncDriver(Driver):
         awake = threading.Event()
         ends = self.clock.monotonic() + effect.seconds
         with watched(effect.held, awake.set):
-            while (left := ends - self.clock.monotonic()) > 0 and not is_awake(effect.held):
+            while (left := ends - self.clock.monotonic()) > INSTANT and not is_awake(effect.held):
                 self.clock.wait(awake, left if effect.held is None else min(left, GLANCE))
 
     def stream(self, routine: Routine[Any]) -> Iterator[Event]:

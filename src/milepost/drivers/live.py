@@ -134,8 +134,8 @@ class LiveWriter:
         return keep
 
     def flush(self) -> None:
-        """Write now what is in the queue, unless another write takes too long."""
-        if self._queue and self._writing.acquire(timeout=_FLUSH_SECONDS):
+        """Wait until all that was in the queue is written, unless that takes too long."""
+        if self._writing.acquire(timeout=_FLUSH_SECONDS):
             try:
                 self._write_all()
             finally:

@@ -32,6 +32,7 @@ from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConfl
 from milepost.stores.file.catalogue import Catalogue, Due
 from milepost.stores.file.commit import ONE_FILE, VERSION
 from milepost.stores.file.fs import Attempts, Files, Leases, Locks, read_regular
+from milepost.stores.file.live import LiveFolder
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction
 from milepost.stores.file.write import Change, StoreParts, write
@@ -85,12 +86,14 @@ class FileStore(Runs):
         with self._failing_as("open"):
             if self.is_read_only:
                 self._check_version(f"{own}/version.json")
-                return
-            for folder in (f"{own}/temporary", f"{own}/due"):
-                make_folders(folder)
-            self._files.check()
-            self._check_version(f"{own}/version.json")
-            self._files.sweep()
+            else:
+                for folder in (f"{own}/temporary", f"{own}/due"):
+                    make_folders(folder)
+                self._files.check()
+                self._check_version(f"{own}/version.json")
+                self._files.sweep()
+        self._live_folder = LiveFolder(f"{own}/live")
+        self._keep_live_in(self._live_folder)
 
     def __repr__(self) -> str:
         return f"FileStore({self.place!r})"
@@ -132,6 +135,7 @@ class FileStore(Runs):
             )
 
     def close(self) -> None:
+        self.flush_live()
         with self._idle:
             self._is_closed = True
             self._idle.wait_for(lambda: not self._at_work)
@@ -140,6 +144,7 @@ class FileStore(Runs):
         # The child lacks the threads that would release the locks or finish the work.
         if is_child:
             self._reset()
+            self._live_folder.after_fork()
 
     # -- transactions ------------------------------------------------------------------------------
 

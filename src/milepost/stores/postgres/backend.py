@@ -23,6 +23,7 @@ from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.clock import ServerClock
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
 from milepost.stores.postgres.driver import psycopg
+from milepost.stores.postgres.live import LiveTable
 from milepost.stores.postgres.pool import Connections, RetryWindow, connections_of, place_of
 from milepost.stores.postgres.statements import Tables
 from milepost.stores.postgres.transaction import PostgresTransaction
@@ -98,8 +99,10 @@ class PostgresBackend(Runs):
             self.close()
             raise
         connections.place = self._renewing.place = self.place
+        self._keep_live_in(LiveTable(lambda op, question: self._ask(op, self._connections, question), self._tables))
 
     def close(self) -> None:
+        self.flush_live()
         self._is_closed = True
         self._connections.close()
         self._renewing.close()

@@ -222,11 +222,12 @@ class Tables:
     """The tables of one schema, and statements about them."""
 
     def __init__(self, schema: str) -> None:
-        self._names = {name: sql.Identifier(schema, name) for name in ("runs", "records", "signals", "run_tags")}
+        names = ("runs", "records", "signals", "run_tags", "live_events")
+        self._names = {name: sql.Identifier(schema, name) for name in names}
         self._statements: dict[str, bytes] = {}
 
     def __call__(self, text: str) -> bytes:
-        """Put the full, quoted names of the tables in for `{runs}`, `{records}`, `{signals}` and `{run_tags}` in `text`.
+        """Put the full, quoted names of the tables in for `{runs}`, `{records}` and the like in `text`.
 
         A `?` becomes the `%s` that psycopg wants.
         """

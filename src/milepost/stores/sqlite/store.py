@@ -27,9 +27,11 @@ from milepost.model.record import Record
 from milepost.store import Append, Renewal, StoreOptions, Token, Verdict, check_id, check_run_id
 from milepost.stores.base.deltas import SMALLEST
 from milepost.stores.base.group_commit import GroupCommit
+from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.owner import has_statements
 from milepost.stores.base.store import Runs, save_from_outside
 from milepost.stores.sqlite import schema as sqlite_schema
+from milepost.stores.sqlite.live import LiveFile
 from milepost.stores.sqlite.transaction import SQLiteTransaction
 
 _logger = logging.getLogger("milepost")
@@ -94,16 +96,20 @@ class SQLiteStore(Runs):
                 store=self.place,
                 op="open",
             )
+        self._live_file: LiveFile | None = None
         self._reset()
         with self._failing_as("open"), self._group.lock:
             if not self.is_read_only:
                 self._open()
-                return
-            try:
-                sqlite_schema.check(self._open_reader(), self.place)
-            except BaseException:
-                self._close_connections()
-                raise
+            else:
+                try:
+                    sqlite_schema.check(self._open_reader(), self.place)
+                except BaseException:
+                    self._close_connections()
+                    raise
+        if not self._is_memory:
+            self._live_file = LiveFile(f"{self.place}-live", is_read_only=self.is_read_only)
+        self._keep_live_in(self._live_file or MemoryShelf())
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.place!r})"
@@ -184,9 +190,12 @@ class SQLiteStore(Runs):
         return self._reader
 
     def close(self) -> None:
+        self.flush_live()
         try:
             with self._group.lock:
                 self._is_closed = True
+                if self._live_file is not None:
+                    self._live_file.close()
                 with self._reading_alone():
                     self._close_connections()
         finally:
@@ -204,11 +213,15 @@ class SQLiteStore(Runs):
 
     def _before_fork(self) -> None:
         self._group.lock.acquire()
+        if self._live_file is not None:
+            self._live_file.before_fork()
         if not self._is_memory:
             self._read_lock.acquire()
             self._close_connections()
 
     def _after_fork(self, is_child: bool) -> None:
+        if self._live_file is not None:
+            self._live_file.after_fork(is_child)
         if is_child:
             # After a fork without notice there are connections. The child must neither use nor close them.
             _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
