@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -428,3 +430,30 @@ def test_show_tells_how_long_a_node_runs_and_when_the_next_attempt_begins(shop: 
         store.append([Append(token, (record,))])
         told = shop.call("show", "live", *url).out
         assert "attempt 1 failed: OSError: no; attempt 2 begins at 2099-01-01 00:00:00 UTC" in told
+
+
+LOOKING = (
+    "runs",
+    "history r",
+    "show r",
+    "watch r",
+    "state r",
+    "diff r 0 0",
+    "verify r",
+    "export r",
+    "stats",
+    "graph --run r",
+)
+
+
+def test_looking_at_a_file_of_an_older_version_leaves_it_as_it_is(shop: Shop) -> None:
+    with SQLiteStore("s.db") as store:
+        make_run(store, "r")
+    with closing(sqlite3.connect("s.db")) as connection:
+        connection.execute("PRAGMA user_version = 3")
+        connection.execute("PRAGMA journal_mode = DELETE")
+    before = Path("s.db").read_bytes()
+    for command in LOOKING:
+        answer = shop.call(*command.split(), "--store", "sqlite:///s.db")
+        assert "milepost db migrate" in answer.err, command
+        assert before == Path("s.db").read_bytes()

@@ -408,7 +408,7 @@ def watch(invocation: Invocation, run_id: str, after: int) -> int:
     What it did before is told too. Ctrl-C ends the watching and touches nothing. Exit code 0 if the run has finished, 1
     if it ended otherwise.
     """
-    with opened_engine(invocation) as engine:
+    with opened_engine(invocation, is_looking=True) as engine:
         return exit_code_of(watched(invocation, engine.store, run_id, after))
 
 

@@ -26,6 +26,7 @@ from milepost.cli.places import (
     chosen_url,
     open_existing,
     open_or_make,
+    open_to_look,
     project,
     url_of_store,
 )
@@ -299,10 +300,10 @@ def _called(make: Any, target: str) -> Any:
 
 
 @contextlib.contextmanager
-def opened_engine(invocation: Invocation) -> Iterator[Engine]:
-    """Yield the engine that `--app` names, else one without flows over the store to look into."""
+def opened_engine(invocation: Invocation, *, is_looking: bool = False) -> Iterator[Engine]:
+    """Yield the engine that `--app` names, else one without flows over the store that is there, `is_looking`: to read only."""
     if invocation.app is None:
-        with open_existing(invocation) as store:
+        with (open_to_look if is_looking else open_existing)(invocation) as store:
             yield Engine(store)
         return
     with loaded(invocation, is_looking=True) as app:
