@@ -36,19 +36,6 @@ def poisoned_graph(log: Log) -> CompiledGraph[dict[str, Any]]:
     return graph.add_edge("first", "second").add_edge("second", END).set_entry("first").compile("poisoned")
 
 
-def failing_graph(log: Log) -> CompiledGraph[dict[str, Any]]:
-    """A node that has three attempts: it fails twice, is killed in the third, and fails again."""
-
-    def fail(ctx: Context[Any], state: dict[str, Any]) -> dict[str, Any]:
-        log.add(ctx)
-        if ctx.attempt == 3:
-            die()
-        raise OSError(f"attempt {ctx.attempt}")
-
-    graph = Graph(dict).add_node("b", fail, retry=Retry(max_attempts=3, backoff=0)).add_edge("b", END)
-    return graph.set_entry("b").compile("failing")
-
-
 def lone_graph(log: Log) -> CompiledGraph[dict[str, Any]]:
     """One node, which kills its process at once if the state says so."""
 
@@ -72,9 +59,9 @@ def labour(url: str, log: str, starts: bool, max_crashes: int | None) -> None:
             engine.worker().run(until_idle=True)
 
 
-def work(url: str, log: str, kind: str, verb: str, run_ids: list[str], options: dict[str, Any]) -> None:
+def work(url: str, log: str, verb: str, run_ids: list[str], options: dict[str, Any]) -> None:
     """Do one verb with each of some runs, one after the other, and say how each ended."""
-    graph = (poisoned_graph if kind == "poisoned" else failing_graph)(Log(log))
+    graph = poisoned_graph(Log(log))
     with open_store(url) as store:
         for run_id in run_ids:
             try:
@@ -96,9 +83,9 @@ class Place:
     def __init__(self, forks: Forks, url: str, log: str) -> None:
         self.forks, self.url, self.log = forks, url, log
 
-    def process(self, kind: str, verb: str, *run_ids: str, **options: Any) -> tuple[dict[str, list[Any]], bool]:
+    def process(self, verb: str, *run_ids: str, **options: Any) -> tuple[dict[str, list[Any]], bool]:
         """How each run ended in a process of its own that ran them in turn, and whether that was killed."""
-        ended = self.forks.call(work, self.url, self.log, kind, verb, run_ids, options)
+        ended = self.forks.call(work, self.url, self.log, verb, run_ids, options)
         return {run_id: rest for run_id, *rest in ended.told}, ended.was_killed
 
     def calls(self, run_id: str) -> list[str]:
@@ -115,15 +102,15 @@ def place(forks: Forks, url: str, log: str) -> Place:
     ("url", "limit"), [("sqlite", 2), ("sqlite", 5), ("file", 2), ("postgres", 2)], indirect=["url"]
 )
 def test_a_run_that_kills_every_process_is_blocked_and_the_others_finish(limit: int, place: Place) -> None:
-    told, was_killed = place.process("poisoned", "run", *OTHERS, stop_before="second")
+    told, was_killed = place.process("run", *OTHERS, stop_before="second")
     assert {"RunStopped"} == {kind for kind, _ in told.values()}
     assert not was_killed
-    told, was_killed = place.process("poisoned", "run", "deadly")
+    told, was_killed = place.process("run", "deadly")
     assert was_killed
     # Each process is a new one that knows nothing of those before it, and takes the deadly run first.
     killed = 0
     while was_killed:
-        told, was_killed = place.process("poisoned", "resume", "deadly", *OTHERS, max_crashes=limit)
+        told, was_killed = place.process("resume", "deadly", *OTHERS, max_crashes=limit)
         killed += was_killed
     assert limit - 1 == killed
     assert "RunNotResumableError" == told["deadly"][0]
@@ -163,34 +150,3 @@ def test_a_worker_without_a_limit_of_crashes_gets_the_others_done_too(place: Pla
         assert place.forks.call(labour, place.url, place.log, False, None).was_killed
     with open_store(place.url) as store:
         assert OTHERS == sorted(info.run_id for info in store.list_runs(status="finished"))
-
-
-def test_a_blocked_run_stays_blocked_in_a_later_process_until_it_is_reopened(place: Place) -> None:
-    place.process("poisoned", "run", "deadly")
-    place.process("poisoned", "resume", "deadly", max_crashes=1)
-    told, was_killed = place.process("poisoned", "resume", "deadly", max_crashes=9)
-    assert not was_killed
-    assert "RunNotResumableError" == told["deadly"][0]
-    assert "reopen=True" in told["deadly"][1]
-    told, was_killed = place.process("poisoned", "resume", "deadly", reopen=True)
-    assert was_killed
-    with open_store(place.url) as store:
-        assert "dead" == store.get_run("deadly").info.status
-
-
-def test_a_crash_neither_uses_up_an_attempt_nor_gives_new_ones(place: Place) -> None:
-    told, was_killed = place.process("failing", "run", "r-1")
-    assert was_killed
-    told, was_killed = place.process("failing", "resume", "r-1")
-    assert not was_killed
-    assert "NodeError" == told["r-1"][0]
-    assert ["b"] * 4 == place.calls("r-1")
-    with open_store(place.url) as store:
-        failures = [record.fields() for record in store.read("r-1", kinds=("failure",))]
-        assert [1, 2, 4] == [failure["attempt"] for failure in failures]
-        assert [None, None, True] == [failure.get("final") for failure in failures]
-        assert "failed" == store.get_run("r-1").info.status
-    told, was_killed = place.process("failing", "resume", "r-1")
-    assert "RunNotResumableError" == told["r-1"][0]
-    assert "used up its 3 attempts" in told["r-1"][1]
-    assert ["b"] * 4 == place.calls("r-1")

@@ -78,12 +78,6 @@ def test_long_running_is_killed_in_its_second_step_and_goes_on_with_it(tmp_path:
     assert [] == calls(ended(tmp_path, "long_running.py", run_id))
 
 
-def test_long_running_is_killed_in_its_first_step_and_begins_again(tmp_path: Path) -> None:
-    first = killed(tmp_path, "long_running.py", at="  expensive_compute", pace=1.0)
-    run_id = re.search(r"run_id='([^']+)'", first[0])[1]
-    assert ["expensive_compute", "transform"] == calls(ended(tmp_path, "long_running.py", run_id))
-
-
 def recorded(folder: Path) -> set[str]:
     """What the killed pipeline had recorded, as its functions call themselves."""
     with SQLiteStore(folder / "airports.db") as store:
@@ -163,14 +157,6 @@ def test_the_agent_is_killed_anywhere_and_pays_for_nothing_twice_that_is_recorde
     everything = {f"model reads {count} messages" for count in (1, 4, 6, 8, 10)}
     everything |= {"weather Seattle", "weather Portland", "find_order o-17", "refund o-17"}
     assert everything == {*calls(first), *calls(second)}
-
-
-def test_the_agent_ends_while_it_waits_and_is_killed_after_its_answer_which_is_not_asked_again(tmp_path: Path) -> None:
-    ended(tmp_path, "agent_graph.py", "--answer", "later")
-    with SQLiteStore(tmp_path / "agent_graph.db") as store:
-        assert "waiting" == store.get_run("chat-1").info.status
-    killed(tmp_path, "agent_graph.py", "--pause", "0.2", at="  refund o-17")
-    assert ["refund o-17", "model reads 10 messages"] == calls(ended(tmp_path, "agent_graph.py", "--answer", "no"))
 
 
 def balances(folder: Path) -> tuple[int, list[int]]:

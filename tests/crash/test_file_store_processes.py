@@ -7,21 +7,20 @@ import os
 import shutil
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milepost.errors import RunExistsError, StoreError
+from milepost.errors import StoreError
 from milepost.model.ids import this_process
 from milepost.store import Append, Release, Store, Token
 from milepost.stores.file import fs as file_locks
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.testing.children import Child, forked
-from milepost.testing.journals import begin, checkpoint, finish, new_run, take, work, write
+from milepost.testing.journals import begin, checkpoint, finish, take, work, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed and frozen")
 
@@ -265,31 +264,6 @@ def test_a_name_that_somebody_is_just_taking_away_is_free_once_that_is_done(
     begin(store, "r")
 
 
-def test_of_20_processes_and_threads_that_create_one_id_one_wins(store: FileStore, tmp_path: Path) -> None:
-    source = (
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "from milepost.errors import RunExistsError\n"
-        "def create(n):\n"
-        "    try: return begin(store, run_id, tags={'by': str(n)}) and 'created'\n"
-        "    except RunExistsError as exc: return exc.status\n"
-        "with ThreadPoolExecutor(5) as pool: answer = list(pool.map(create, range(5)))"
-    )
-    children = [Child() for _ in range(4)]
-    try:
-        for one in children:
-            one.tell(f"from milepost.stores.file.store import FileStore; store = FileStore({store.place!r})")
-        for n in range(3):
-            for one in children:
-                one.begin(source, run_id=f"r{n}")
-            outcomes = Counter(outcome for one in children for outcome in one.answer())
-            assert {"created": 1, "running": 19} == outcomes
-            assert [0] == [record.sequence for record in store.read(f"r{n}")]
-            assert 2 == len(list((Path(store.place) / f"r{n}").iterdir()))
-    finally:
-        for one in children:
-            one.kill()
-
-
 def test_processes_that_create_and_delete_one_id_all_the_time_never_mix_two_runs(store: FileStore) -> None:
     source = (
         "from milepost.errors import RunExistsError\n"
@@ -315,11 +289,3 @@ def test_processes_that_create_and_delete_one_id_all_the_time_never_mix_two_runs
             one.kill()
     assert [] == store.list_runs()
     assert [] == [name for name in os.listdir(store.place) if name != ".milepost"]
-
-
-def test_a_run_that_exists_is_not_hurt_by_whoever_would_make_it_anew(store: FileStore) -> None:
-    token = store.create(new_run("r"))
-    for _ in range(3):
-        with pytest.raises(RunExistsError):
-            store.create(new_run("r"))
-    assert "written" == work(store, token, "a").outcome
