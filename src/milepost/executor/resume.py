@@ -207,9 +207,9 @@ def _nothing() -> Routine[tuple[str, int]]:
 
 
 def _entered(run: Run) -> Routine[tuple[str, int]]:
-    """Return node and number of the visit that may have begun before it is superseded: its number is not used again.
+    """Return the node and the number of a visit that may have begun and is superseded now.
 
-    ("", 1) if there is none.
+    Its number is not used again. ("", 1) if there is none.
     """
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
     if latest.point is None or latest.row.info.status == "finished":
@@ -382,9 +382,10 @@ def resume(run: Run, request: ResumeRequest, nonces: Callable[[], str]) -> Routi
 def _effective_request(
     run: Run, request: ResumeRequest, latest: RunSnapshot
 ) -> Routine[tuple[ResumeRequest, RunSnapshot]]:
-    """Return what a request comes to, and where the run stands for it.
+    """Return the request to carry out, and the snapshot of the run for it.
 
-    A turn that is recorded already is resumed instead, unless it failed. If others followed it, the run stands at its end.
+    A turn that is recorded already is resumed instead, unless it failed. If other turns followed it, the snapshot is that of
+    its end.
     """
     upto = (yield from end_of_turn(run, latest)) if request.verb == CONTINUE else None
     row = latest.row
@@ -398,7 +399,7 @@ def _effective_request(
 
 
 def _finish_turn(run: Run, nonces: Callable[[], str]) -> Routine[None]:
-    """Finish the turn before the one that begins. If it fails now, return all the same: the new turn supersedes it.
+    """Finish the turn before the one that begins. If that turn fails now, the new turn supersedes it.
 
     Raises `RunNotResumableError` if it waits, or if it was cancelled or blocked.
     """
@@ -543,7 +544,7 @@ def make_ready(run: Run, request: ResumeRequest, nonces: Callable[[], str], at: 
 
 
 def _left(run: Run, release: Release) -> Routine[None]:
-    """Release a run that was amended. If a signal has come meanwhile, it is released as ready."""
+    """Release a run that was amended; as ready if a signal has come meanwhile."""
     if (yield from run.journal.give_up(release)) == "refused":
         yield from run.journal.give_up(Release("ready", degraded=release.degraded, missed=release.missed))
 
@@ -591,7 +592,7 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException |
 
 
 def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]:
-    """Read where the run stands. None after a wait for another owner: the caller has to look again."""
+    """Read the newest snapshot of the run. None after a wait for another owner: the caller has to look again."""
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:

@@ -264,7 +264,7 @@ class Run(ABC):
         """Raise an error if the run may not begin a new step."""
 
     def live(self) -> Routine[None]:
-        """Return when the run is taken: everything after that is new."""
+        """Wait until this call owns the run. All that follows is new."""
         yield from ()
 
     def know_signals(self) -> Routine[None]:
@@ -311,7 +311,7 @@ class Run(ABC):
                 yield Emit(self._started(began_with))
             state = yield from body
         except GeneratorExit:
-            # Nobody performs effects any more: it is as if the process had died here.
+            # Nobody performs effects any more, as if the process had died here.
             raise
         except BaseException as exc:
             if isinstance(exc, MilepostInterrupt):
@@ -393,7 +393,7 @@ class Run(ABC):
         elif isinstance(exc, RunSuspended):
             self.status, reason = "waiting", ""
         elif isinstance(exc, RunTimeoutError) and self.claims and not journal.has_saved:
-            # Taken again at once, it would most likely come no further: workers would do the same work in a loop.
+            # A claim at once would most likely bring it no further, and workers would do the same work in a loop.
             self.status, reason = "ready", str(exc)
             wake_at = self.options.clock.time() + pause_after(self.claims)
         elif isinstance(exc, (RunStopped, RunTimeoutError, AsyncNodeError)):
@@ -467,7 +467,7 @@ class Run(ABC):
 
 
 def pause_after(count: int) -> float:
-    """Return the seconds that workers leave a run alone that came no further so many times."""
+    """Return the seconds for which workers leave a run alone after so many claims that brought it no further."""
     return min(2.0 ** min(count, 10), LONGEST_PAUSE)
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def find(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[ExaminedRun]:
-    """Find and examine the point from which a verb goes on: the newest, the requested one, or the newest undamaged one."""
+    """Find and examine the point from which a verb goes on: the newest one, the requested one, or the newest that is whole."""
     check_flow(run, latest.row)
     yield from _know_renames(run, latest)
     spot = ResumePoint(latest.point, latest.tail)
@@ -136,7 +136,7 @@ def _fields_of(record: Record) -> Mapping[str, Any]:
 
 
 def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut: bool) -> Routine[ResumePoint]:
-    """Return the point of the run's own graph and all records since, also if the newest point is inside a fork or map."""
+    """Return the newest point of the run's own graph with all records since, even if the newest is inside a fork or a map."""
     point = spot.point
     if point is None or spot.since is not None:
         return spot
@@ -148,7 +148,7 @@ def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut:
 
 
 def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> Routine[ResumePoint]:
-    """Read the record number `trunk`, that the run's own graph had come to, and all since; only `live` ones count."""
+    """Read record number `trunk`, a point of the run's own graph, and all records since; only those in `live` count."""
     records: list[Record] = yield from ask(run.store, "read", run.run_id, after=trunk - 1, before=upto)
     if not records or records[0].sequence != trunk or not is_live(trunk, live):
         raise CheckpointCorruptError(
@@ -283,7 +283,7 @@ def _inside(
     changed = [other.sequence for other in spot.tail if _overridden(other) == record.sequence]
 
     def stays(other: Record) -> bool:
-        # The end of a run that failed tells that what failed in the branches beside is to be done again.
+        # After the end of a run that failed, the failed parts of the other branches are done again.
         if other.sequence in beside or (other.kind == FINISH and other.fields().get("status") != "finished"):
             return True
         if other.sequence <= last:
@@ -342,7 +342,7 @@ def _followed(record: Record, spot: ResumePoint) -> Record | None:
 
 
 def _redone(record: Record, spot: ResumePoint) -> Callable[[Record], bool]:
-    """Make a function that tells whether a record belongs to this visit, or to a part of it, and is done again."""
+    """Make a function that says whether a record belongs to this visit or to a part of it, and so is done again."""
     before = _followed(record, spot)
     followed = -1 if before is None else before.sequence
 
@@ -368,7 +368,7 @@ def _is_beside(mine: str, other: str) -> bool:
 
 
 def _with_gaps(live: Ranges, spot: ResumePoint) -> Ranges:
-    """Return the live ranges up to a point, and after it those of the records in its tail alone."""
+    """Return the live ranges up to a point, followed by ranges of the records in its tail."""
     assert spot.point is not None
     ranges = list(ranges_upto(live, spot.point.sequence))
     for record in spot.tail:
@@ -433,7 +433,7 @@ def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot
 
 
 def in_flight(run: NodeRun, latest: RunSnapshot) -> Routine[tuple[str, int]]:
-    """Return the node that may have been entered last, and the number of that visit; "" if it is not known."""
+    """Return the node that the run may have entered last, and the number of that visit; "" for an unknown node."""
     assert latest.point is not None
     try:
         fields = latest.point.fields()

@@ -4,11 +4,11 @@ The code is played from its beginning each time. Recorded steps are answered fro
 first new thing shows where the run goes on. There the replay yields `Ready`, the run is claimed, and the same generator
 goes on. A refusal comes before that, and leaves the run as it was.
 
-    play        the code of one workflow: ask it for a step, do that, give it the result
-    performing  one step: when, retry, on_error, skip_on_error, as_result; recorded; checkpoint
-    parking     waits and timers: a run that waits is released and holds nothing
-    undoing     rollbacks, once the run is to end failed or cancelled
-    replaying   where a run goes on: the journal, and the code played over it
+    this module         the code of one workflow: ask it for a step, do the step, give the code the result
+    workflows/step      one step: when, retry, on_error, skip_on_error, as_result; its record and its checkpoint
+    executor/waits      waits and timers: a run that waits is released, and this process keeps nothing of it
+    workflows/rollback  rollbacks, when the run is to end as failed or cancelled
+    workflows/replay    the place where a run goes on: the code is played over the journal
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Frame:
             self._draw(run, begun.fields)
 
     def _draw(self, run: StepRun, begun: Mapping[str, Any]) -> None:
-        """Set the origins of steps that a fork copied: the code draws the same values as in the original run."""
+        """Tell the steps that a fork copied where they come from, so that their code draws the values of the original run."""
         run.origins = origins_of(begun)
         if run.origins:
             first = run.recorded.first_below(self.id) if self.id else 0
@@ -282,7 +282,7 @@ class StepRun(Run):
         return error
 
     def _end_badly(self, exc: BaseException) -> Routine[BaseException]:
-        """Give the run up; what its error says beyond the record is for the caller alone."""
+        """Give the run up. The caller alone gets the facts of the error that no record holds."""
         error = yield from super()._end_badly(exc)
         with_way_to_catch(error)
         return error
@@ -360,7 +360,7 @@ class StepRun(Run):
     def do(
         self, step: Step[Any], step_id: str, frame: Frame, *, is_child: bool = False, floor: int = -1
     ) -> Routine[StepResult]:
-        """Do a step, or answer it from the record; see `performing.do`."""
+        """Do a step, or answer it from the record; see `milepost.workflows.step`."""
         return performing.do(self, step, step_id, frame, is_child=is_child, floor=floor)
 
     def play(self, frame: Frame) -> Routine[Any]:
@@ -409,20 +409,20 @@ class StepRun(Run):
             raise
 
     def _throw(self, frame: Frame, failed: StepFailed) -> None:
-        """Prepare that the code is given a failure: it sees the step's result, and the time of the record."""
+        """Prepare to give a failure to the code, which sees the step's result and the time of the record."""
         failed.timestamp = failed.timestamp or format_time(self.options.clock.time())
         frame.thrown.append(failed)
         frame.has_replayed(failed.result, max(frame.followed, failed.sequence), failed.timestamp)
 
     def _caught(self, frame: Frame, failed: StepFailed) -> Routine[None]:
-        """Record a failure that the code was given and went on with, before anything else begins."""
+        """Record that the code was given a failure and went on. Nothing else may begin before that."""
         if failed.draft is not None:
             draft, failed.draft = failed.replayable(is_caught=True), None
             yield from self.live()
             frame.followed, _ = yield from self.record((draft,), at=failed.timestamp)
 
     def _fail_code(self, frame: Frame, end: BaseException) -> NoReturn:
-        """Raise what the workflow fails with, as its code has raised `end`."""
+        """Raise the error that the workflow fails with after its code has raised `end`."""
         if _is_bug(end, frame.flow.hold_on):
             self._hold_on(frame, end)
         if isinstance(end, Exception):
