@@ -87,7 +87,6 @@ def refused_by_status(run: Run | Journal, request: ResumeRequest, row: RunRow) -
         return RunSuspended(
             f"run {run.run_id!r} waits for {', '.join(w.wait_id for w in info.waiting_for) or 'its time'}: send the "
             f"signal, or resume when its time has come",
-            run_id=run.run_id,
             waiting_for=info.waiting_for,
             wake_at=info.wake_at,
         )
@@ -112,7 +111,6 @@ def check_renames(run: Run, recorded: JournalHistory, names: Iterable[str] = ())
         f"rename would make {both!r} of both {one!r} and {other!r}, which are recorded in run {run.run_id!r}: give each a name "
         f"of its own",
         option="rename",
-        run_id=run.run_id,
         node_id=both,
     )
 
@@ -167,7 +165,6 @@ def check_flow(run: Run, row: RunRow) -> None:
         raise WrongFlowError(
             f"run {run.run_id!r} is one of flow {row.info.flow!r}, not of {run.flow.name!r}: resume it with that flow, "
             f"or compile this one under its name",
-            run_id=run.run_id,
             expected=row.info.flow,
             found=run.flow.name,
             differences=(f"the flow is {run.flow.name!r} instead of {row.info.flow!r}",),
@@ -191,7 +188,6 @@ def input_mismatch(run: Run, begun: Mapping[str, Any], recorded: bytes, given: A
         before,
         now,
         f"{detail}: choose another run_id, resume() the run as it is, or pass compare_inputs=False",
-        run_id=run.run_id,
         names=names,
     )
 
@@ -229,7 +225,6 @@ def locked(
     who = "another verb of this process" if row.lease == "ours" else describe_owner(row.info.owner)
     return RunLockedError(
         f"run {run.run_id!r} is being executed by {who}{ending}: {hint}",
-        run_id=run.run_id,
         owner=row.info.owner,
         lease_until=until,
     )
@@ -239,7 +234,7 @@ def not_resumable(run: Run | Journal, status: str, reason: str, hint: str, **fac
     """Make the error of a run that the verb does not go on with; `hint` says what to do instead."""
     because = f" ({reason})" if reason else ""
     return RunNotResumableError(
-        f"run {run.run_id!r} is {status}{because}: {hint}", run_id=run.run_id, status=status, reason=reason, **facts
+        f"run {run.run_id!r} is {status}{because}: {hint}", status=status, reason=reason, **facts
     )
 
 

@@ -264,7 +264,6 @@ def amended(
         raise OptionError(
             f"update= of {where} is for {what}: give state_override=, or let nodes return parts with Graph(..., partial=True)",
             option="update",
-            run_id=run.run_id,
             node_id=node_id,
         )
     updates: bytes | None = None
@@ -329,7 +328,6 @@ def check_branch(
             f"its reducer does not tell what that adds to the value before the fork: give what is to be reduced instead, as "
             f"update={{{name!r}: ...}}",
             option="state_override",
-            run_id=run.run_id,
             node_id=entry.record.node_id,
         )
 
@@ -582,7 +580,9 @@ def plan(run: Run, request: ResumeRequest) -> Routine[ResumePlan]:
     return _plan_of(examined.info, "continue", examined.plan, None)
 
 
-def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: BaseException | None) -> ResumePlan:
+def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: MilepostError | None) -> ResumePlan:
+    if error is not None and error.run_id is None:
+        error.run_id = info.run_id  # errors that are raised get it from the driver
     return ResumePlan(
         **{name: getattr(info, name) for name in info.__dataclass_fields__},
         verdict=verdict,
@@ -622,7 +622,6 @@ def await_change(run: Run, wait: Callable[[float], Routine[None]] = _sleep) -> R
             raise RunTimeoutError(
                 f"run {run.run_id!r} was still another's after the run_timeout of {limit:g} s: nothing was changed; look "
                 f"at who has it, or wait longer",
-                run_id=run.run_id,
                 timeout=limit,
             )
     if run.options.on_corrupt == "error":
@@ -730,7 +729,6 @@ def _revalidate(run: Run, examined: Any, amendment: Amendment | None) -> Routine
     if reason:
         raise StateValidationError(
             f"the recorded state of run {run.run_id!r} was refused: {reason}; correct it with state_override=",
-            run_id=run.run_id,
             node_id=examined.info.from_node,
             state=decode(data),
         ) from cause

@@ -144,7 +144,6 @@ def refusal_of(run: NodeRun, request: ResumeRequest, examined: ExaminedRun) -> M
         return FlowChangedError(
             f"the flow of run {run.run_id!r} has changed ({'; '.join(examined.info.differences)}): resume without strict "
             f"to go on",
-            run_id=run.run_id,
             state=examined.state,
             differences=examined.info.differences,
         )
@@ -220,7 +219,6 @@ def examine(
         raise ResumeNodeCompletedError(
             f"nothing is left to run after node {request.node_id!r} of run {run.run_id!r}: pass rerun=True to run it again, or "
             f"resume the run, which amends its result where a state_override or an update is given",
-            run_id=run.run_id,
             node_id=request.node_id,
             state=state,
         )
@@ -320,7 +318,6 @@ def _check_override(
             f"run {run.run_id!r} is inside the fork after node {node_id!r}, where state_override does not say which branch it "
             f"is for: use resume_from with a node of that branch, or with node {node_id!r}, which all of them follow",
             option="state_override",
-            run_id=run.run_id,
             node_id=node_id,
         )
     if _has_begun(run, spot, way if run.options.reroute is None else next_node):
@@ -328,7 +325,6 @@ def _check_override(
             f"run {run.run_id!r} is inside node {next_node!r}, and what was done there came of the state as it is recorded: "
             f"use resume_from with the node before it, or begin another run with the corrected state where there is none",
             option="state_override",
-            run_id=run.run_id,
             node_id=next_node,
         )
 
@@ -415,7 +411,6 @@ def _check_saved_outside(run: NodeRun, node_id: str) -> None:
         return
     raise CheckpointMigrationError(
         f"the checkpoint of run {run.run_id!r} at node {node_id!r} was saved from outside {where}: {hint}",
-        run_id=run.run_id,
         node_id=node_id,
         found="no branch",
     )
@@ -483,7 +478,6 @@ def _changed(run: NodeRun, what: str, node_id: str | None, changes: tuple[str, .
     return FlowChangedError(
         f"run {run.run_id!r} {what}, and flow {run.flow.name!r} has changed there ({'; '.join(changes)}): if a node was "
         f"renamed, pass rename={{old: new}}; else resume_from a node before it",
-        run_id=run.run_id,
         node_id=node_id,
         differences=changes,
     )
@@ -588,7 +582,6 @@ def _check_result(run: Run, point: Record, tail: tuple[Record, ...]) -> None:
     raise CheckpointCorruptError(
         f"run {run.run_id!r} has finished, but record {result}, which has its result, is not there: go on from the record "
         f"before it with on_corrupt='previous', or restore the store from a copy",
-        run_id=run.run_id,
         sequence=result,
     )
 
@@ -616,7 +609,6 @@ def _successor(run: NodeRun, point: Record) -> str | None:
     raise CheckpointMigrationError(
         f"the checkpoint of run {run.run_id!r} at node {point.node_id!r} does not say where to go on, and the node has a "
         f"router: pass reroute=True to ask it",
-        run_id=run.run_id,
         node_id=point.node_id,
         found="no next_node",
     )
@@ -638,7 +630,6 @@ def _check_nodes(run: NodeRun, node_id: str, next_node: str | None, differences:
     raise FlowChangedError(
         f"run {run.run_id!r} would go on at node {gone!r}, which flow {run.flow.name!r} does not have "
         f"({'; '.join(changes)}): if it was renamed, pass rename={{{gone!r}: new name}}; else resume_from a node before it",
-        run_id=run.run_id,
         node_id=gone,
         state=state,
         differences=changes,

@@ -154,7 +154,6 @@ def _since(run: NodeRun, trunk: int, live: Ranges, upto: int | None = None) -> R
         raise CheckpointCorruptError(
             f"record {trunk} of run {run.run_id!r}, from which its branches began, is not there: go on from a point before it "
             f"with resume_from, or restore the store from a copy",
-            run_id=run.run_id,
             sequence=trunk,
         )
     point, after = records[0], records[1:]
@@ -166,7 +165,6 @@ def cut_short(run: Run, latest: RunSnapshot) -> CheckpointCorruptError:
     return CheckpointCorruptError(
         f"the journal of run {run.run_id!r} ends at record {latest.newest}, but it had record {latest.expected}: go on from "
         f"what is left with on_corrupt='previous', or restore the store from a copy",
-        run_id=run.run_id,
         sequence=latest.expected,
     )
 
@@ -189,7 +187,6 @@ def check_live(run: Run, latest: RunSnapshot) -> Routine[None]:
     raise CheckpointCorruptError(
         f"what the row of run {run.run_id!r} tells of superseded records is not what record {max(opened)} says: restore the "
         f"store from a copy",
-        run_id=run.run_id,
         sequence=max(opened),
     )
 
@@ -218,7 +215,6 @@ def _requested_point(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) 
     if node_id is None or node_id not in run.flow.units:
         raise InvalidResumeNodeError(
             f"flow {run.flow.name!r} has no node {shown(node_id)} to resume from: it has {', '.join(run.flow.units)}",
-            run_id=run.run_id,
             node_id=node_id,
             known=tuple(run.flow.units),
         )
@@ -308,7 +304,6 @@ def _inside(
             f"fork, which is that of the other branches too: amend it with resume_from the node before the fork, "
             f"{fork_id!r}, or leave rerun out",
             option="state_override",
-            run_id=run.run_id,
             node_id=record.node_id,
         )
     return narrowed._replace(at=before)

@@ -176,7 +176,6 @@ def _from_point(
     except msgspec.ValidationError as exc:
         raise CheckpointCorruptError(
             f"point {record.node_id!r} of run {run.run_id!r} holds results that are none of steps: {exc}",
-            run_id=run.run_id,
             node_id=record.node_id,
             sequence=record.sequence,
         ) from exc
@@ -210,7 +209,6 @@ def _checked(run: Run, record: Record, results: Sequence[_Result]) -> Iterator[_
             raise CheckpointMigrationError(
                 f"point {record.node_id!r} of run {run.run_id!r} has the result of {result.step_type} step "
                 f"{result.name!r}, and not of the steps in it, from which it would be answered: begin the run again",
-                run_id=run.run_id,
                 node_id=record.node_id,
                 found=result.step_type,
             )
@@ -279,7 +277,6 @@ def _begun(
     if flow != mine.name:
         raise WrongFlowError(
             f"run {run.run_id!r} is one of flow {flow!r}, not of {mine.name!r}: resume it with that flow",
-            run_id=run.run_id,
             expected=flow,
             found=mine.name,
             differences=(f"the flow is {mine.name!r} instead of {flow!r}",),
@@ -295,14 +292,12 @@ def _begun(
             f"run {run.run_id!r} is known by its checkpoints alone, which do not have its inputs: give them to resume, as "
             f"in engine.resume(wf, {run.run_id!r}, name=value)",
             option="inputs",
-            run_id=run.run_id,
         )
     if not is_same and run.options.compare_inputs:
         raise InputMismatchError(
             inputs_hash,
             actual,
             "give the inputs that it began with, or pass compare_inputs=False where another program made the hash",
-            run_id=run.run_id,
         )
     fields = {
         "flow": mine.name,
@@ -418,7 +413,6 @@ def refusal(run: StepRun, request: ResumeRequest, examined: ExaminedWorkflow) ->
         return FlowChangedError(
             f"the flow of run {run.run_id!r} has changed ({'; '.join(examined.info.differences)}): resume without strict "
             f"to go on",
-            run_id=run.run_id,
             differences=examined.info.differences,
         )
     return None
@@ -596,7 +590,6 @@ def output_of(run: StepRun) -> Any:
         raise CheckpointCorruptError(
             f"run {run.run_id!r} has finished, and the record that has its output is not there: restore the store from "
             f"a copy",
-            run_id=run.run_id,
         )
     return run.flow.output_codec.decode(finish.record.state() or b"null", root="output")
 
@@ -607,7 +600,6 @@ def _refuse_states(run: StepRun) -> None:
             raise RunNotResumableError(
                 f"{name} is for graphs: run {run.run_id!r} is one of workflow {run.flow.name!r}, which has no state "
                 f"but its steps' results",
-                run_id=run.run_id,
             )
 
 
