@@ -15,7 +15,7 @@ import pytest
 
 from milepost import END, START, CompiledGraph, Graph, NodeError
 from milepost.errors import CheckpointCorruptError
-from milepost.model.record import Record
+from milepost.model.record import Record, unpacked
 from milepost.store import Release, Store
 from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.file.store import FileStore
@@ -105,7 +105,7 @@ def test_a_damaged_record_costs_those_that_build_on_it(tmp_path: Path) -> None:
         talks(60, fails_at=40).run(Chat(), store=store, run_id="r")
     with closing(sqlite3.connect(path)) as connection, connection:
         (found,) = connection.execute("SELECT payload FROM records WHERE sequence = 20").fetchone()
-        said_there = json.loads(found)
+        said_there = json.loads(unpacked(found, 100_000))
         assert {"base", "since", "edits"} == said_there.keys()
         connection.execute("UPDATE records SET payload = ? WHERE sequence = 20", (found[:-30] + b"x" + found[-29:],))
     with SQLiteStore(path) as store:

@@ -570,6 +570,24 @@ def decompress(
     return plain
 
 
+def is_compressed(data: bytes) -> bool:
+    """Return whether bytes that are else JSON are a zstd frame. Source: RFC 8878, 3.1.1."""
+    return data.startswith(b"\x28\xb5\x2f\xfd")
+
+
+def unpacked(data: bytes, most: int) -> bytes:
+    """Undo `compress` for at most `most` bytes, whose number is not known. Raise `CheckpointCorruptError` otherwise."""
+    zstd = _zstd()
+    unpacker = zstd.ZstdDecompressor()
+    try:
+        plain: bytes = unpacker.decompress(data, max_length=min(most, unpacked_limit(len(data))) + 1)
+    except zstd.ZstdError as exc:
+        raise CheckpointCorruptError(f"it is not valid zstd: {exc}") from exc
+    if not unpacker.eof or unpacker.unused_data:
+        raise CheckpointCorruptError(f"it does not unpack to at most {most} bytes")
+    return plain
+
+
 def _prove(
     unpacker: Any, data: bytes, limit: int, size: int | None, header: Callable[[], Mapping[str, Any]], where: str
 ) -> int:

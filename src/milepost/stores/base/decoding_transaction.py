@@ -38,12 +38,19 @@ class DecodingTransaction(Transaction):
     """
 
     def __init__(
-        self, tx: Transaction, keeper: RecordCipher | None, seals: Seals, packed: Callable[[Record], Record]
+        self,
+        tx: Transaction,
+        keeper: RecordCipher | None,
+        seals: Seals,
+        packed: Callable[[Record], Record],
+        *,
+        compressing: bool = False,
     ) -> None:
         self._tx = tx
         self._keeper = keeper
         self._seals = seals
         self._packed = packed
+        self._compressing = compressing
         self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
         """The large records that were read last, by run and number. The next records may build on them."""
         self._lost: set[tuple[str, int]] = set()
@@ -304,7 +311,7 @@ class DecodingTransaction(Transaction):
                 if again.says_compressed:
                     again = again._replace(packing=UNPACKED)
                 seal = functools.partial(self._sealed, run_id, is_encrypted=other.packing == ENCRYPTED, of=whole)
-                less, moved = lessened(again, nearest, seal)
+                less, moved = lessened(again, nearest, seal, compressing=self._compressing)
                 self._tx.put_payload(run_id, less)
             after += _PAGE
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from milepost.errors import DeserializeStateError
-from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record
+from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record, compress, is_compressed, unpacked
 from milepost.model.seal import Seals, link_of
 from milepost.store import Token
 from milepost.stores.base.comparing import agreeing, agreeing_back
@@ -31,6 +31,8 @@ SMALLEST = 4096
 """Size of a state in bytes below which it is stored whole: the rest of its record weighs as much."""
 _LONG = 64
 """Number of differences in a chain before another whole state may be written."""
+_COMPRESSED = 1024
+"""Size of a difference in bytes from which on it is compressed: a smaller one leaves room for others in its page anyway."""
 _BESIDE = 128
 """Approximate number of bytes that a backend needs for a record beside its header and its payload."""
 _MOST_EDITS = 128
@@ -95,8 +97,10 @@ Seal = Callable[[Record, str], Record]
 # -- out ---------------------------------------------------------------------------------------------------
 
 
-def lessened(record: Record, base: Base | None, seal: Seal) -> tuple[Record, Base]:
+def lessened(record: Record, base: Base | None, seal: Seal, *, compressing: bool = False) -> tuple[Record, Base]:
     """Return the record as it is stored, as a difference to `base` if that saves enough; and the record as a new base.
+
+    A large difference is compressed if `compressing`.
 
     Its state must be whole, and its header must have no digest and no seal.
     """
@@ -107,6 +111,8 @@ def lessened(record: Record, base: Base | None, seal: Seal) -> tuple[Record, Bas
         payload = None if edits is None else _encode(Difference(base.record.sequence, base.since, edits))
         # A state that is compressed when it is whole must gain far more.
         if payload is not None and len(payload) <= len(state) // (8 if record.packing else 2):
+            if compressing and len(payload) >= _COMPRESSED:
+                payload = min(payload, compress(payload), key=len)
             less = seal(record._replace(payload=payload, packing=DIFFERENCE), base.link)
             size = base.kept + len(payload) + len(less.header or b"") + _BESIDE
             return less, Base(record, link_of(record, less.header), base.since, size, base.length + 1, base.is_verified)
@@ -115,7 +121,7 @@ def lessened(record: Record, base: Base | None, seal: Seal) -> tuple[Record, Bas
 
 
 def chained(
-    records: Sequence[Record], bases: Mapping[bytes, Base], seal: Seal
+    records: Sequence[Record], bases: Mapping[bytes, Base], seal: Seal, *, compressing: bool = False
 ) -> tuple[tuple[Record, ...], dict[bytes, Base]]:
     """Convert the records of one run that are written next as `lessened` does, and return the newest base of each
     branch.
@@ -129,7 +135,7 @@ def chained(
         if record.size >= SMALLEST and is_base(record):
             branch = _branch_of(record.header or b"")
             base = left.pop(branch, None) or next(reversed(left.values()), None)
-            stored, left[branch] = lessened(record, base, seal)
+            stored, left[branch] = lessened(record, base, seal, compressing=compressing)
             if len(left) > _MOST_BRANCHES:
                 del left[next(iter(left))]
         else:
@@ -227,9 +233,10 @@ def _disjoint(edits: list[Edit]) -> list[Edit]:
 
 def read_difference(record: Record) -> Difference | None:
     """Decode a record's payload as a difference; None if it can't be read."""
+    payload = record.payload or b""
     try:
-        fields = _decode(record.payload or b"")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        fields = _decode(unpacked(payload, record.size) if is_compressed(payload) else payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DeserializeStateError):
         return None
     is_sound = 0 <= fields.since <= fields.base < record.sequence and len(fields.edits) <= _MOST_READ
     return fields if is_sound else None
@@ -353,7 +360,8 @@ class Bases:
     """For each run that a store writes to, the bases of its next records, as long as those are sure to be in the
     journal."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compressing: bool = False) -> None:
+        self._compressing = compressing
         self._begin()
         watch(self)
 
@@ -377,7 +385,12 @@ class Bases:
         if all(record.size < SMALLEST for record in records):
             return tuple([seal(record, "") for record in records])
         known, reign = self._known.get(token.run_id), _reign_of(token)
-        less, bases = chained(records, known.bases if known is not None and known.reign == reign else {}, seal)
+        less, bases = chained(
+            records,
+            known.bases if known is not None and known.reign == reign else {},
+            seal,
+            compressing=self._compressing,
+        )
         self._next[token.run_id] = _Known(
             reign, bases, records[-1].sequence, sum([base.record.size for base in bases.values()])
         )

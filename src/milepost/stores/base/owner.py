@@ -91,6 +91,8 @@ class OwnerStore(LiveStore):
     can_encrypt = True
     keeps_differences = False
     """True if the backend stores states as differences. One that only holds the bytes that it is given need not."""
+    compresses_differences = False
+    """True if it compresses large differences: not where people are to read them."""
     errors_of_one_run: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, ValueError, DamagedRow)
     """Exceptions that a run's row or records cause while the backend itself is well."""
     has_one_writer = True
@@ -101,7 +103,7 @@ class OwnerStore(LiveStore):
         self._keeper = keeper_of(
             self.seals, options.get("encryption_key"), allow_plain=options.get("allow_plain", False)
         )
-        self._bases = Bases() if self.keeps_differences else None
+        self._bases = Bases(compressing=self.compresses_differences) if self.keeps_differences else None
         self._held: dict[str, TokenState] = {}
         self._unclaimable: dict[str, float] = {}
         """For each run that could not be claimed, the time on the monotonic clock until which it is skipped."""
@@ -166,7 +168,9 @@ class OwnerStore(LiveStore):
         return (
             tx
             if self._keeper is None and self._bases is None
-            else DecodingTransaction(tx, self._keeper, self.seals, self._packed)
+            else DecodingTransaction(
+                tx, self._keeper, self.seals, self._packed, compressing=self.compresses_differences
+            )
         )
 
     def _lease_end(self, now: float, lease: float) -> float | None:

@@ -202,7 +202,7 @@ class Keeping(Pruning):
         for records, note in _groups(copy):
             seal = functools.partial(self._sealed, run_id)
             if self.keeps_differences:
-                stored, bases = chained(records, bases, seal)
+                stored, bases = chained(records, bases, seal, compressing=self.compresses_differences)
             else:
                 stored = tuple(map(seal, records))
             groups.append((stored, note))

@@ -63,6 +63,7 @@ class PostgresBackend(Runs):
 
     runs_statements = True
     keeps_differences = True
+    compresses_differences = True
     errors_of_one_run = (*Runs.errors_of_one_run, psycopg.DataError)
     has_one_writer = False
 

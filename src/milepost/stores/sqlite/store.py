@@ -76,6 +76,7 @@ class SQLiteStore(Runs):
 
     runs_statements = True
     keeps_differences = True
+    compresses_differences = True
 
     def __init__(
         self,
