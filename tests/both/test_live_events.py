@@ -22,7 +22,7 @@ class Count:
 
 def work(engine):
     engine.worker().run(until_idle=True)
-    live_writer.flush()
+    live_writer.flush(30)
 
 
 def talking(verbs, *, tokens=3, rounds=2, name="talking"):
@@ -106,7 +106,7 @@ def test_records_count_the_live_events_before_them_only_if_there_are_any(verbs, 
         ("checkpoint", 2),
         ("finish", 2),
     ]
-    live_writer.flush()
+    live_writer.flush(30)
     events = verbs.events(Engine(store, flows=[graph]).handle("r"), "events")
     told = [(type(event).__name__, event.attempt) for event in events if hasattr(event, "attempt")]
     assert [
@@ -149,7 +149,7 @@ def test_an_attempt_that_runs_again_after_a_crash_emits_again(verbs, medium, clo
     with pytest.raises(verbs.Killed):
         verbs.resume(graph, store, "r", clock=clock)
     verbs.resume(graph, store, "r", clock=clock)
-    live_writer.flush()
+    live_writer.flush(30)
     events = [event for event in verbs.events(job, "events") if isinstance(event, UnrecordedEvent)]
     assert [[1, 0], [1, 1], [1, 2], [2, 0], [2, 1], [2, 2]] == [event.data for event in events]
     assert [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)] == [(event.epoch, event.number) for event in events]
@@ -160,7 +160,7 @@ def test_what_does_not_fit_into_the_queue_is_told_as_missed(verbs, store, monkey
     monkeypatch.setattr(live_module, "_MOST_QUEUED", 4)
     with live_writer._writing:  # the thread that writes does not come to it
         verbs.run(graph, Count(), store=store, run_id="r")
-    live_writer.flush()
+    live_writer.flush(30)
     handle = Engine(store, flows=[graph]).handle("r")
     assert [0, 1, 2, 3, (6,), "NodeCompleted", "RunCompleted"] == brief(verbs.events(handle, "events"))
 
@@ -169,7 +169,7 @@ def test_what_does_not_fit_into_the_queue_is_told_as_missed(verbs, store, monkey
 def test_the_newest_events_of_a_run_are_kept(verbs, store):
     graph = talking(verbs, tokens=MOST_EVENTS + 500, rounds=1)
     verbs.run(graph, Count(), store=store, run_id="r")
-    live_writer.flush()
+    live_writer.flush(30)
     assert MOST_EVENTS == len(store.read_live("r", limit=2 * MOST_EVENTS))
     told = brief(verbs.events(Engine(store, flows=[graph]).handle("r"), "events"))
     assert [(500,), 500, 501] == told[:3]
@@ -185,7 +185,7 @@ def test_large_data_is_told_and_not_carried(verbs, store):
 
     graph = Graph(Count).add_node("talk", verbs.node(talk)).add_edge(START, "talk").add_edge("talk", END).compile("g")
     verbs.run(graph, Count(), store=store, run_id="r")
-    live_writer.flush()
+    live_writer.flush(30)
     events = verbs.events(Engine(store, flows=[graph]).handle("r"), "events")
     assert ["EventsMissed", *["Emitted"] * 7, "NodeCompleted", "RunCompleted"] == [type(e).__name__ for e in events]
     assert 4 == events[0].count
@@ -198,7 +198,7 @@ def test_a_single_large_event_says_why_it_has_no_data(verbs, store):
 
     graph = Graph(Count).add_node("talk", verbs.node(talk)).add_edge(START, "talk").add_edge("talk", END).compile("g")
     verbs.run(graph, Count(), store=store, run_id="r")
-    live_writer.flush()
+    live_writer.flush(30)
     first = verbs.events(Engine(store, flows=[graph]).handle("r"), "events")[0]
     assert ("large", None) == (first.name, first.data)
     assert "10000000 bytes" in first.omitted
@@ -214,7 +214,7 @@ def test_a_store_that_loses_live_events_fails_no_run_and_is_logged_once(verbs, j
     with caplog.at_level(logging.WARNING, "milepost"):
         for run_id in ("r", "s"):
             assert Count(2) == verbs.run(graph, Count(), store=store, run_id=run_id, clock=jumping)
-            live_writer.flush()
+            live_writer.flush(30)
     assert ["live events of runs in memory:// are lost: OSError: no space left"] == [
         record.getMessage() for record in caplog.records
     ]
@@ -243,7 +243,7 @@ def test_a_fork_does_not_wait_for_the_live_events_of_its_origin(verbs, store):
     verbs.run(graph, Count(), store=store, run_id="r")
     verbs.call(graph, "fork_run", store, "r", "talk", 1, new_run_id="s")
     verbs.resume(graph, store, "s")
-    live_writer.flush()
+    live_writer.flush(30)
     told = brief(verbs.events(Engine(store, flows=[graph]).handle("s"), "events"))
     assert ["NodeCompleted", "RunStarted", 3, 4, 5, "NodeCompleted", "RunCompleted"] == told
 
@@ -266,7 +266,7 @@ def test_a_thread_that_emits_after_the_end_of_its_run_is_not_heard_elsewhere(ver
     graph = Graph(Count).add_node("talk", verbs.node(talk)).add_edge(START, "talk").add_edge("talk", END).compile("g")
     verbs.run(graph, Count(), store=store, run_id="r")
     contexts[0].emit("token", 1)
-    live_writer.flush()
+    live_writer.flush(30)
     handle = Engine(store, flows=[graph]).handle("r")
     assert [0, "NodeCompleted", "RunCompleted"] == brief(verbs.events(handle, "events"))
     assert [NodeCompleted] == [type(event) for event in verbs.events(handle, "events", after=0)][1:2]

@@ -133,9 +133,9 @@ class LiveWriter:
 
         return keep
 
-    def flush(self) -> None:
-        """Wait until all that was in the queue is written, unless that takes too long."""
-        if self._writing.acquire(timeout=_FLUSH_SECONDS):
+    def flush(self, seconds: float = _FLUSH_SECONDS) -> None:
+        """Wait until all that was in the queue is written, unless another write takes longer than `seconds`."""
+        if self._writing.acquire(timeout=seconds):
             try:
                 self._write_all()
             finally:

@@ -1,0 +1,93 @@
+"""The places where stores keep live events: who may read them, and what happens when they are damaged."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from milepost import FileStore, SQLiteStore, Store
+from milepost.model.live import LiveBatch, LiveEvent
+from milepost.stores.file.live import LiveFolder
+from milepost.testing import FakeClock
+
+KEYS = {"signing_key": {"s": b"signing key, 24 bytes..."}, "encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
+
+
+def live(number: int, body: bytes = b'{"secret":"plan"}') -> LiveEvent:
+    return LiveEvent(1, number, 0, FakeClock().time(), "a", 1, 1, body)
+
+
+def put(store: Store, *events: LiveEvent, forgotten: tuple[int, int] = (0, 0)) -> None:
+    store.write_live([LiveBatch("r", events, forgotten)])
+
+
+def open_at(kind: type[Store], path: Path, **options: object) -> Store:
+    return kind(path, clock=FakeClock(), **options)  # type: ignore[call-arg]
+
+
+def files(path: Path) -> list[Path]:
+    live_files = [path.with_name(f"{path.name}-live{end}") for end in ("", "-wal")]
+    return [file for file in [*live_files, *(path / ".milepost" / "live").glob("*")] if file.exists()]
+
+
+@pytest.mark.parametrize("kind", [SQLiteStore, FileStore])
+def test_live_events_of_an_encrypted_store_can_be_read_by_nobody_else(kind: type[Store], tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+    with open_at(kind, path, **KEYS) as store:
+        put(store, live(1), live(2))
+        assert [live(1), live(2)] == store.read_live("r")
+        assert files(path)
+        for file in files(path):
+            assert 0o600 == stat.S_IMODE(os.stat(file).st_mode)
+            assert b"plan" not in file.read_bytes()
+        with open_at(kind, path) as plain:
+            put(plain, live(3))
+        assert [live(1), live(2)] == store.read_live("r")
+
+
+def test_a_damaged_file_of_live_events_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with open_at(SQLiteStore, path) as store:
+        put(store, *[live(number, b"x" * 1000) for number in range(1, 100)])
+    beside = tmp_path / "runs.db-live"
+    whole = beside.read_bytes()
+    beside.write_bytes(whole[:4096] + os.urandom(len(whole) - 4096))
+    with open_at(SQLiteStore, path) as store:
+        assert [] == store.read_live("r")
+        put(store, live(1))
+        assert [live(1)] == store.read_live("r")
+
+
+def test_what_is_no_file_of_live_events_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / "runs.db-live").symlink_to(other)
+    with open_at(SQLiteStore, tmp_path / "runs.db") as store:
+        assert [] == store.read_live("r")
+        with pytest.raises(Exception, match="no regular file"):
+            put(store, live(1))
+    assert "mine" == other.read_text()
+
+
+def test_a_line_that_was_left_half_written_hides_no_other(tmp_path: Path) -> None:
+    folder = LiveFolder(str(tmp_path / "live"))
+    folder.put([LiveBatch("r", (live(1), live(2)))])
+    with open(tmp_path / "live" / "r", "ab") as file:
+        file.write(b"[1,3,0,")
+    assert [live(1), live(2)] == folder.get("r", (0, 0), 10)
+    large = live(4, b"x" * 100_000)
+    folder.put([LiveBatch("r", (large, live(5)))])
+    assert [live(1), live(2), large, live(5)] == folder.get("r", (0, 0), 10)
+    assert [live(5)] == folder.get("r", (1, 4), 10)
+
+
+def test_a_long_file_is_written_anew_without_what_is_forgotten(tmp_path: Path) -> None:
+    folder = LiveFolder(str(tmp_path / "live"))
+    for number in range(1, 101):
+        folder.put([LiveBatch("r", (live(number, b"x" * 100_000),), (1, max(0, number - 10)))])
+    assert [*range(91, 101)] == [event.number for event in folder.get("r", (0, 0), 1000)]
+    assert 6_000_000 > os.stat(tmp_path / "live" / "r").st_size
+    assert ["r"] == os.listdir(tmp_path / "live")
