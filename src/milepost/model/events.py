@@ -292,8 +292,8 @@ def _escape(record: logging.LogRecord) -> bool:
     """Escape what a store or user code put into a record's message or traceback and a terminal would obey."""
     with suppress(Exception):  # the `__repr__` of a user, which handlers report
         message = record.getMessage()
-        if not message.isprintable():
-            record.msg, record.args = escaped(message), None
+        if not message.replace("\n", "").isprintable():  # the lines of a worker's traceback stay
+            record.msg, record.args = escaped(message, "\n"), None
         if record.exc_info and not record.exc_text:
             traceback = logging.Formatter().formatException(record.exc_info)
             if not traceback.replace("\n", "").isprintable():
