@@ -600,7 +600,8 @@ def test_a_failed_run_tells_its_error_with_the_users_code_first(verbs, store, ca
     graph = Graph(dict).add_node("pay", verbs.node(deny)).add_edge("pay", END).set_entry("pay").compile("payments")
     engine = Engine(store, flows=[graph if is_graph else payments])
     handle = engine.start(graph, {}, run_id="r1") if is_graph else engine.start(payments, run_id="r1")
-    assert verbs.call(handle, "info").error is None
+    before = verbs.call(handle, "info")
+    assert (None, None, None, None) == (before.error, before.error_type, before.error_node, before.fingerprint)
     work(engine)
     error = verbs.call(handle, "info").error
     assert ("ConnectionError", "the bank is closed\nuntil Monday", "pay") == (
@@ -614,6 +615,13 @@ def test_a_failed_run_tells_its_error_with_the_users_code_first(verbs, store, ca
     assert error == store.get_run("r1").info.error
     (listed,) = store.list_runs()
     assert RunFailure("ConnectionError", "the bank is closed", "pay", "") == listed.error
+    info = store.get_run("r1").info
+    assert ("ConnectionError", "pay", store.read("r1", limit=1)[0].fields()["fingerprint"]) == (
+        info.error_type,
+        info.error_node,
+        info.fingerprint,
+    )
+    assert ("ConnectionError", "pay", None) == (listed.error_type, listed.error_node, listed.fingerprint)
     ended = [record.getMessage() for record in caplog.records if "is failed" in record.getMessage()]
     assert [True] == [message.endswith(error.traceback.rstrip()) for message in ended]
 

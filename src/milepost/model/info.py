@@ -103,6 +103,18 @@ class RunInfo:
     """Why a blocked run is blocked: "crashes", "damage", "bug" (of a workflow's own code), "input" (one that does not fit
     the flow) or "value" (one that can't be encoded); None for every other run. `resume` goes on with the last three once
     the cause is mended, and with the first where `reopen=True` is given."""
+    fingerprint: str | None = None
+    """The fingerprint of the flow with which a run began that has an `error`; None in a listing."""
+
+    @property
+    def error_type(self) -> str | None:
+        """The type of the error; None if there is none."""
+        return None if self.error is None else self.error.error_type
+
+    @property
+    def error_node(self) -> str | None:
+        """The node or step that failed, "" if none did; None if there is no error."""
+        return None if self.error is None else self.error.node_id
 
 
 @dataclass(frozen=True, slots=True)

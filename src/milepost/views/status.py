@@ -258,6 +258,7 @@ def info_document(info: RunInfo) -> dict[str, Any]:
         "crash_count": info.crash_count,
         **({} if info.blocked_by is None else {"blocked_by": info.blocked_by}),
         "tags": dict(info.tags),
+        **({} if info.fingerprint is None else {"fingerprint": info.fingerprint}),
         **({} if info.error is None else {"error": dataclasses.asdict(info.error)}),
     }
 

@@ -572,7 +572,18 @@ class OwnerStore(LiveStore):
         held = self._holding(run_id)
         with self._reading("get_run") as tx:
             row = self._view(tx, self._row(tx, run_id), held=held)
-            return msgspec.structs.replace(row, info=self._with_errors(tx, [row.info])[0])
+            (info,) = self._with_errors(tx, [row.info])
+            if info.error is not None:
+                info = dataclasses.replace(info, fingerprint=self._fingerprint(tx, run_id))
+            return msgspec.structs.replace(row, info=info)
+
+    def _fingerprint(self, tx: Transaction, run_id: str) -> str | None:
+        """Return the fingerprint in the run's start record; None if there is none, or if its seal does not prove it."""
+        with suppress(DeserializeStateError):
+            for record in tx.records(run_id, before=1, kinds=(START,)):
+                self.seals.check(run_id, record)
+                return record.fields().get("fingerprint")
+        return None
 
     def _with_errors(self, tx: Transaction, infos: Sequence[RunInfo], *, near: int = MOST) -> list[RunInfo]:
         """Return the infos of runs, those that failed or that a bug holds with their errors.
