@@ -405,14 +405,24 @@ def _foreign_object(connection: sqlite3.Connection, version: int) -> str | None:
     for kind, name, table, sql in connection.execute(query).fetchall():
         text = _essence(sql or "")
         if name in own:
-            # A column that a later version added stands at the end of its table. Indexes and views are of no concern then.
-            is_older = version < VERSION and (kind in {"index", "view"} or own[name].startswith(text.removesuffix(")")))
-            is_foreign = own[name] != text and not is_older
+            found, known = _parts(text), _parts(own[name])
+            # Before an upgrade a table lacks columns, and indexes and views are of no concern.
+            is_older = version < VERSION and (kind in {"index", "view"} or (kind == "table" and found <= known))
+            is_foreign = found != known and not is_older
         else:
             is_foreign = table in own and (kind == "trigger" or text.count("(") > 1)
         if is_foreign:
             return f"the {kind} {name[:100]!r}"
     return None
+
+
+def _parts(essence: str) -> frozenset[str]:
+    """Return the definitions that a table consists of, in no order: an upgrade puts a column at the end. Others are whole."""
+    if not essence.startswith("CREATETABLE"):
+        return frozenset({essence})
+    head, _, rest = essence.partition("(")
+    body, _, tail = rest.rpartition(")")
+    return frozenset({f"{head}(){tail}", *re.split(r",(?![^(]*\))", body)})
 
 
 def _version(connection: sqlite3.Connection, place: str) -> int:
