@@ -310,5 +310,5 @@ def test_the_error_of_another_process_has_its_kind_and_its_text(step_id: str, er
 def test_a_record_without_a_result_is_told_by_its_step():
     record = Journal().add(CHECKPOINT, "a", state=b"[1]").records[-1]
     with pytest.raises(CheckpointCorruptError, match="'a' holds no result") as caught:
-        StepRecord(1, record.fields(), record).kept()
+        StepRecord(1, record.fields(), record).outcome()
     assert ("a", 1) == (caught.value.node_id, caught.value.sequence)

@@ -238,9 +238,9 @@ class WorkflowView(StepRun):
         outer = self.recorded.done.get(parent_of(step_id))
         if outer is not None and outer.fields.get("outcome") == "recovered":
             # The record is of a step from an on_error: the step that failed has its output.
-            kept = StepRecord(record.sequence, fields, record).kept()
+            outcome = StepRecord(record.sequence, fields, record).outcome()
             recovered = yield from self.read(outer.record)
-            return kept.result(recovered.output)
+            return outcome.result(recovered.output)
         raise self._unknown(step_id)
 
     def _state_in(self, record: Record) -> Any:

@@ -87,7 +87,7 @@ class StepOutcome(msgspec.Struct, gc=False):
         )
 
 
-_decode = msgspec.json.Decoder(StepOutcome).decode
+_decode_outcome = msgspec.json.Decoder(StepOutcome).decode
 
 
 class CallResult(msgspec.Struct, gc=False):
@@ -99,7 +99,7 @@ class CallResult(msgspec.Struct, gc=False):
     attempts: int
 
 
-_decode_made = msgspec.json.Decoder(CallResult).decode
+_decode_result = msgspec.json.Decoder(CallResult).decode
 
 
 class StepRecord(msgspec.Struct, eq=False, gc=False):
@@ -117,19 +117,19 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
             self.header = self.record.fields()
         return self.header
 
-    def made(self) -> CallResult | None:
-        """Return the result of a call that succeeded; None if the record holds something else, which `kept` reads."""
+    def call_result(self) -> CallResult | None:
+        """Return the result of a call that succeeded; None if the record holds something else, which `outcome` reads."""
         try:
-            made = _decode_made(self.record.payload or b"")
+            made = _decode_result(self.record.payload or b"")
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return made if made.success else None
 
-    def kept(self) -> StepOutcome:
+    def outcome(self) -> StepOutcome:
         """Return the step's result; raise `CheckpointCorruptError` if the record holds none."""
         data = self.record.state() or b""
         try:
-            return _decode(data)
+            return _decode_outcome(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise CheckpointCorruptError(
                 f"record {self.sequence} of step {self.record.node_id!r} holds no result of a step: {exc}",

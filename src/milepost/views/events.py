@@ -199,7 +199,7 @@ def _result_of(record: Record) -> Any:
     """Return the result in a step's record, with its output as JSON. For a node of a graph that is a step, return the state."""
     if "step_type" not in record.fields():
         return _Undecoded.decode(record.state() or b"null")
-    outcome = StepRecord(record.sequence, record.fields(), record).kept()
+    outcome = StepRecord(record.sequence, record.fields(), record).outcome()
     output = _Undecoded.decode(bytes(outcome.output))
     if outcome.outcome == "skipped":
         output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")

@@ -134,7 +134,7 @@ def _fill_ended(step: TreeStep, done: StepRecord) -> None:
         step.output = _json(done)
         return
     try:
-        outcome = done.kept()
+        outcome = done.outcome()
     except DeserializeStateError:
         return
     output = json.loads(bytes(outcome.output))

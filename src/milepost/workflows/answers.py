@@ -55,15 +55,15 @@ def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepR
         return None
     if head.args and step.modifiers.compare_args is not False and differs(head.args, asked_with(run, step)):
         return None
-    made = entry.made()
-    if made is None:
+    call = entry.call_result()
+    if call is None:
         return None
     try:
-        output = run.flow.codec_of(work.fn).decode(bytes(made.output), root="output")
+        output = run.flow.codec_of(work.fn).decode(bytes(call.output), root="output")
     except DeserializeStateError:
         return None
     result = step_result(
-        step.name, work.step_type, True, output, made.duration_ms, None, None, "succeeded", made.attempts
+        step.name, work.step_type, True, output, call.duration_ms, None, None, "succeeded", call.attempts
     )
     if head.rollback:
         register(run, step, step_id, entry.sequence, output, frame)
@@ -75,15 +75,15 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
     """Return the recorded result, after a check that it belongs to the step that is asked for now."""
     fields, mods, work = entry.fields, step.modifiers, step.work
     kind = work.step_type.value
-    kept = entry.kept()
+    outcome = entry.outcome()
     if fields.get("step_type") != kind:
         raise non_determinism(
             run.run_id, frame.position - 1, described(step_id, str(fields.get("step_type"))), described(step_id, kind)
         )
     if mods.compare_args is not False:
         now = asked_with(run, step)
-        if isinstance(work, Maps) and kept.success and fields.get("args"):
-            begun = {"args": fields.get("args"), "count": _count_of(kept)}
+        if isinstance(work, Maps) and outcome.success and fields.get("args"):
+            begun = {"args": fields.get("args"), "count": _count_of(outcome)}
             check_items(run, step, step_id, frame, begun, now)
         if differs(fields.get("args"), now):
             raise non_determinism(
@@ -94,21 +94,21 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
                 how_to_agree(fields.get("args"), now),
             )
     output: Any = None
-    if kept.outcome == "skipped":
-        output = SkipMarker(str(msgspec.json.decode(kept.output).get("reason", "")))
-    elif kept.outcome == "recovered":
+    if outcome.outcome == "skipped":
+        output = SkipMarker(str(msgspec.json.decode(outcome.output).get("reason", "")))
+    elif outcome.outcome == "recovered":
         try:
-            before = _failed_before(run, step, step_id, kept)
+            before = _failed_before(run, step, step_id, outcome)
             output = yield from fallback(run, step, step_id, frame, before, None)
         except StepFailed as exc:
             raise non_determinism(
                 run.run_id, frame.position - 1, f"step {step_id!r} whose on_error succeeded", exc.result.error or ""
             ) from exc
-    elif kept.success:
-        output = yield from _recorded_output(run, step, step_id, kept, frame)
-    if kept.outcome != "succeeded":
+    elif outcome.success:
+        output = yield from _recorded_output(run, step, step_id, outcome, frame)
+    if outcome.outcome != "succeeded":
         yield from register_parts(run, step, step_id, frame)
-    result = kept.result(output, step.name, step.step_type)
+    result = outcome.result(output, step.name, step.step_type)
     if fields.get("rollback"):
         register(run, step, step_id, entry.sequence, output, frame)
     if step_id == frame.prefix + step.name:
@@ -141,48 +141,48 @@ def register_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) ->
             yield from register_parts(run, other, f"{step_id}/{other.name}", frame)
 
 
-def _failed_before(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome | None = None) -> StepResult:
-    """Return the failure of a step as its on_error got it. `kept` is the step's recorded outcome, if it has one."""
+def _failed_before(run: StepRun, step: Step[Any], step_id: str, outcome: StepOutcome | None = None) -> StepResult:
+    """Return the failure of a step as its on_error got it. `outcome` is the step's recorded outcome, if it has one."""
     failures = [entry.fields for entry in run.recorded.failures.get(step_id, ())]
     failure: Mapping[str, Any] = next((fields for fields in reversed(failures) if fields.get("op") != "on_error"), {})
-    kind = str(failure.get("error_type") or (kept.error_type if kept is not None else ""))
+    kind = str(failure.get("error_type") or (outcome.error_type if outcome is not None else ""))
     text = str(failure.get("message") or kind)
-    attempts = kept.attempts if kept is not None else int(failure.get("attempt") or 1)
+    attempts = outcome.attempts if outcome is not None else int(failure.get("attempt") or 1)
     return StepResult(step.name, step.step_type, False, None, 0.0, text, kind, "failed", attempts)
 
 
-def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: StepOutcome, frame: Frame) -> Routine[Any]:
+def _recorded_output(run: StepRun, step: Step[Any], step_id: str, outcome: StepOutcome, frame: Frame) -> Routine[Any]:
     work = step.work
     try:
         if isinstance(work, Calls):
-            return run.flow.codec_of(work.fn).decode(bytes(kept.output), root="output")
+            return run.flow.codec_of(work.fn).decode(bytes(outcome.output), root="output")
         if isinstance(work, Waits):
-            return parking.reply_of(work, bytes(kept.output))
+            return parking.reply_of(work, bytes(outcome.output))
         if isinstance(work, Maps):
             codec = run.flow.codec_of(work.fn)
             ids = item_ids(run, step, step_id)
             other = [item_id for item_id in ids if item_id not in run.recorded.done]
-            if other or (work.key is None and _count_of(kept) != len(ids)):
+            if other or (work.key is None and _count_of(outcome) != len(ids)):
                 named = f" ({', '.join(map(repr, other[:5]))} among them)" if other else ""
                 raise non_determinism(
                     run.run_id,
                     frame.position - 1,
-                    described(step_id, step.step_type.value, count=_count_of(kept)),
+                    described(step_id, step.step_type.value, count=_count_of(outcome)),
                     described(step_id, step.step_type.value, count=len(ids)) + named,
                     "map over the items that it began with, or branch on ctx.version",
                 )
             return [
-                codec.decode(bytes(run.recorded.done[item_id].kept().output), root=f"output[{index}]")
+                codec.decode(bytes(run.recorded.done[item_id].outcome().output), root=f"output[{index}]")
                 for index, item_id in enumerate(ids)
             ]
         if isinstance(work, Chooses):
-            index = int(msgspec.json.decode(kept.output)["selected_index"])
+            index = int(msgspec.json.decode(outcome.output)["selected_index"])
             chosen = work.options[index][1]
             inner = yield from _part_of(run, step_id, chosen, frame)
             chosen_id = f"{step_id}/{chosen.name}"
             return BranchResult(index, chosen.name, answer_of(run, chosen, chosen_id, inner, frame))
         if isinstance(work, Spreads):
-            count = len(msgspec.json.decode(kept.output, type=list[Any]))
+            count = len(msgspec.json.decode(outcome.output, type=list[Any]))
             if count != len(work.children):
                 raise non_determinism(
                     run.run_id, frame.position - 1, f"parallel step {step_id!r} of {count} steps",
@@ -193,7 +193,7 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: StepOutc
                 result = yield from _part_of(run, step_id, child, frame)
                 results.append(result)
             return ParallelResult(tuple(results))
-        return (yield from _recorded_invocation(run, work, step_id, kept, frame))
+        return (yield from _recorded_invocation(run, work, step_id, outcome, frame))
     except (DeserializeStateError, IndexError, KeyError, TypeError) as exc:
         if isinstance(exc, DeserializeStateError):
             if exc.node_id is None:  # else a step inside this one has named itself
@@ -207,9 +207,9 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, kept: StepOutc
         raise non_determinism(run.run_id, frame.position - 1, f"another step {step_id!r}", repr(step)) from exc
 
 
-def _count_of(kept: StepOutcome) -> int:
+def _count_of(outcome: StepOutcome) -> int:
     """Return the number of items of a map that succeeded."""
-    return int(msgspec.json.decode(kept.output)["count"])
+    return int(msgspec.json.decode(outcome.output)["count"])
 
 
 def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routine[StepResult]:
@@ -226,9 +226,9 @@ def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routi
     return (yield from run.do(part, part_id, frame, is_child=True))
 
 
-def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: StepOutcome, frame: Frame) -> Routine[Any]:
+def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, outcome: StepOutcome, frame: Frame) -> Routine[Any]:
     flow = work.flow
-    outputs = msgspec.json.decode(kept.output, type=dict[str, msgspec.Raw])
+    outputs = msgspec.json.decode(outcome.output, type=dict[str, msgspec.Raw])
     if flow.front == "graph":
         state = flow.codec.decode(bytes(outputs["final_output"]))
         iterations = int(msgspec.json.decode(outputs["iterations"]))
@@ -236,7 +236,7 @@ def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, kept: StepOu
     inner = run.frame(flow, step_id, work.given, frame.ends_at, frame.followed)
     yield from run.play(inner)
     output = flow.output_codec.decode(bytes(outputs["final_output"]), root="output")
-    return invoked(run, inner, output, kept.duration_ms)
+    return invoked(run, inner, output, outcome.duration_ms)
 
 
 def _ask_on_error(run: StepRun, step: Step[Any], step_id: str, frame: Frame, failed: StepResult) -> Routine[Step[Any]]:
