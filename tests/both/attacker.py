@@ -15,6 +15,7 @@ import psycopg
 
 from milepost.model.record import Record
 from milepost.store import Signal
+from milepost.stores.base.fence import Row
 from milepost.stores.file.commit import Lines, encode, load
 
 __all__ = ["Attacker"]
@@ -49,6 +50,13 @@ class Attacker:
             self._change_file(run_id, sequence, change)
         else:
             self._change_row(run_id, sequence, change(self.kept(store, run_id, sequence)))
+
+    def change_row(self, store: Any, run_id: str, change: Callable[[Row], Row]) -> Row:
+        """Put `change(row)` in the place of the run's row; return the row that was there."""
+        with store._write("change") as tx:
+            row: Row = tx.row(run_id)
+            tx.put_row(change(row))
+        return row
 
     def send(self, store: Any, run_id: str, signal: Signal) -> None:
         """Put a signal there as if it had been sent."""

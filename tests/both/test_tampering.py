@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from attacker import Attacker
+from msgspec.structs import replace
 
-from milepost import Checkpoint, RunCancelled, RunSuspended, Steps, step, workflow
+from milepost import (
+    END,
+    START,
+    Checkpoint,
+    Graph,
+    NodeError,
+    RunCancelled,
+    RunSuspended,
+    Steps,
+    StoreError,
+    step,
+    workflow,
+)
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, RunStopped
+from milepost.graph.status import RunStatus
+from milepost.model.info import RefusedAnswer
 from milepost.model.record import DIFFERENCE, ENCRYPTED, VERBATIM, Record, digest_of, make_record
 from milepost.model.seal import Seals
 from milepost.store import Signal
+from milepost.stores.base.fence import Row
+from milepost.views.journal import read_entries, records_of
+from milepost.views.status import view_run
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
 ENCRYPTED_ONLY = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
@@ -343,3 +364,161 @@ def test_who_has_no_key_sends_nothing_that_would_stop_the_run(medium, keyed, key
         booking.resume(keyed, "r2")
     assert ["r2"] == undone
     assert keyed.verify("r2").ok
+
+
+# -- the row of a run: what people are shown of it --------------------------------------------------------------
+
+
+def waiting_graph(count: int = 1) -> Any:
+    graph = Graph(dict)
+    for number in range(count):
+        graph.add_wait(f"ask{number}", "ok", apply=lambda state, reply: state, prompt=f"pay {number}?", payload=bool)
+    names = [START, *(f"ask{number}" for number in range(count)), END]
+    for origin, target in itertools.pairwise(names):
+        graph.add_edge(origin, target)
+    return graph.compile("asking")
+
+
+def with_wait(**changes: Any) -> Callable[[Row], Row]:
+    return lambda row: replace(row, waiting=(dataclasses.replace(row.waiting[0], **changes), *row.waiting[1:]))
+
+
+ROWS: dict[str, Callable[[Row], Row]] = {
+    "prompt": with_wait(prompt="FORGED"),
+    "schema": with_wait(schema={"title": "FORGED"}),
+    "wait_id": with_wait(wait_id="FORGED#1"),
+    "signal": with_wait(signal="FORGED"),
+    "refused": with_wait(refused=RefusedAnswer("FORGED", datetime(2026, 1, 1, tzinfo=UTC))),
+    "reason": lambda row: replace(row, reason="FORGED"),
+    "cancel": lambda row: replace(row, cancel="FORGED"),
+    "status": lambda row: replace(row, status="failed", reason="FORGED"),
+    "no seal": lambda row: with_wait(prompt="FORGED")(replace(row, seal="")),
+    "digest": lambda row: with_wait(prompt="FORGED")(replace(row, seal=f"sha256:{'0' * 64}")),
+    "other run": lambda row: replace(row, waiting=(*row.waiting, *row.waiting)),
+}
+
+
+def told_as_damage(verbs: Any, graph: Any, store: Any, run_id: str = "r1") -> None:
+    with pytest.raises(StoreError, match=f"the row of run '{run_id}' was ") as caught:
+        store.get_run(run_id)
+    with pytest.raises(StoreError, match=f"the row of run '{run_id}' was "):
+        verbs.resume(graph, store, run_id)
+    with pytest.raises(StoreError, match=f"the row of run '{run_id}' was "):
+        store.put_signal(run_id, "ok", b"true")
+    (listed,) = [info for info in store.list_runs() if info.run_id == run_id]
+    assert ("blocked", "damage", ()) == (listed.status, listed.blocked_by, listed.waiting_for)
+    assert listed.reason in str(caught.value)
+    assert listed.reason in store.verify(run_id).problems
+    assert "FORGED" not in f"{listed}{caught.value}{store.verify(run_id)}"
+    assert {} == store.cancels([run_id])
+    assert [] == store.claim_due(["asking"], 5)
+
+
+def suspended(verbs: Any, graph: Any, store: Any, run_id: str = "r1") -> None:
+    with pytest.raises(RunSuspended):
+        verbs.run(graph, {}, store=store, run_id=run_id)
+
+
+@pytest.mark.every_store
+@one_way
+def test_a_question_that_was_changed_in_the_row_is_shown_to_nobody(verbs, keyed, attacker):
+    graph = waiting_graph()
+    suspended(verbs, graph, keyed)
+    (honest,) = keyed.get_run("r1").info.waiting_for
+    assert ("pay 0?", {"type": "boolean"}) == (honest.prompt, honest.schema)
+    before = attacker.change_row(keyed, "r1", ROWS["prompt"])
+    told_as_damage(verbs, graph, keyed)
+    attacker.change_row(keyed, "r1", lambda _: before)
+    assert keyed.verify("r1").ok
+    keyed.put_signal("r1", "ok", b"true")
+    assert {} == verbs.resume(graph, keyed, "r1")
+
+
+@one_way
+@pytest.mark.parametrize("change", ROWS.values(), ids=ROWS)
+def test_whatever_was_changed_of_what_a_row_shows_is_told_as_damage(verbs, keyed, attacker, change):
+    graph = waiting_graph()
+    suspended(verbs, graph, keyed)
+    attacker.change_row(keyed, "r1", change)
+    told_as_damage(verbs, graph, keyed)
+
+
+@pytest.mark.every_store
+@one_way
+def test_a_row_that_was_put_back_is_older_than_its_journal(verbs, keyed, attacker):
+    graph = waiting_graph(2)
+    suspended(verbs, graph, keyed)
+    older = attacker.change_row(keyed, "r1", lambda row: row)
+    keyed.put_signal("r1", "ok", b"true")
+    with pytest.raises(RunSuspended):
+        verbs.resume(graph, keyed, "r1")
+    assert ["pay 1?"] == [wait.prompt for wait in keyed.get_run("r1").info.waiting_for]
+    attacker.change_row(keyed, "r1", lambda row: replace(older, epoch=row.epoch, signals=row.signals))
+    told_as_damage(verbs, graph, keyed)
+
+
+@one_way
+def test_a_plain_text_in_an_encrypted_row_is_refused_as_such(verbs, medium, attacker):
+    store = medium.open(**KEYS["both"])
+    suspended(verbs, waiting_graph(), store)
+    attacker.change_row(store, "r1", ROWS["prompt"])
+    with pytest.raises(StoreError, match="the row of run 'r1' was written without encryption: pass allow_plain=True"):
+        store.get_run("r1")
+
+
+@one_way
+def test_a_row_without_a_seal_is_taken_where_that_is_asked_for(verbs, medium, attacker):
+    store = medium.open(**SIGNED)
+    suspended(verbs, waiting_graph(), store)
+    attacker.change_row(store, "r1", lambda row: replace(row, seal=""))
+    with pytest.raises(StoreError, match="was written without a key: pass allow_unsealed=True"):
+        store.get_run("r1")
+    lenient = reopened(medium, store, SIGNED, allow_unsealed=True)
+    assert ["pay 0?"] == [wait.prompt for wait in lenient.get_run("r1").info.waiting_for]
+
+
+@one_way
+def test_the_row_of_a_run_whose_key_is_elsewhere_says_which_key(verbs, medium, keys):
+    store = medium.open(**keys)
+    suspended(verbs, waiting_graph(), store)
+    other = reopened(medium, store, {name: OTHER_KEYS[name] for name in keys})
+    (listed,) = other.list_runs()
+    assert ("blocked", ()) == (listed.status, listed.waiting_for)
+    assert ", which this store does not have: add it to " in listed.reason
+    rotated = reopened(medium, store, {name: {**OTHER_KEYS[name], **keys[name]} for name in keys})
+    assert ["pay 0?"] == [wait.prompt for wait in rotated.get_run("r1").info.waiting_for]
+
+
+@pytest.mark.every_store
+@one_way
+def test_reasons_cancels_and_records_from_outside_leave_a_row_that_is_proven(verbs, keyed):
+    def fail(state: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("no \ud800 \0 good")
+
+    graph = Graph(dict).add_node("a", fail).set_entry("a").add_edge("a", END).compile("failing")
+    with pytest.raises(NodeError):
+        verbs.run(graph, {}, store=keyed, run_id="failed")
+    suspended(verbs, waiting_graph(), keyed, "cancelled")
+    assert "cancelled" == keyed.request_cancel("cancelled", "too \0 late", keyed.get_run("cancelled").info.sequence)
+    suspended(verbs, waiting_graph(), keyed, "asked")
+    assert "requested" == keyed.request_cancel("asked", "later")
+    assert {"asked": "later"} == keyed.cancels(["failed", "cancelled", "asked"])
+    keyed.import_run(keyed.export("asked"), run_id="copy")
+    keyed.delete("asked", "ask0")
+    for run_id in ("failed", "cancelled", "asked", "copy"):
+        assert keyed.verify(run_id).ok
+        assert keyed.get_run(run_id).info.reason
+
+
+@one_way
+def test_a_question_that_was_changed_in_its_record_is_no_part_of_what_show_shows(verbs, keyed, attacker):
+    suspended(verbs, waiting_graph(), keyed)
+
+    def shown() -> str:
+        view = view_run(keyed.latest("r1"), records_of(keyed, "r1"), keyed.place, is_of_steps=False)
+        assert isinstance(view.content, RunStatus)
+        return f"{view.content.waits}{[*read_entries(keyed, 'r1')]}"
+
+    assert "pay 0?" in shown()
+    attacker.change(keyed, "r1", 1, lambda record: record._replace(payload=b'"FORGED"'))
+    assert "FORGED" not in shown()

@@ -33,6 +33,7 @@ DROP TRIGGER run_tags_begin; DROP TRIGGER run_tags_change; DROP TRIGGER run_tags
 CREATE INDEX runs_due ON runs (flow, status, wake_at);
 ALTER TABLE runs DROP COLUMN blocked_by;
 ALTER TABLE signals DROP COLUMN sent_by;
+ALTER TABLE runs DROP COLUMN seal;
 ALTER TABLE runs DROP COLUMN pruned;
 PRAGMA user_version = 1;
 """

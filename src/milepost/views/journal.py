@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from milepost.errors import DeserializeStateError
+from milepost.errors import CheckpointIntegrityError, DeserializeStateError
 from milepost.model.checkpoint import read_envelope
 from milepost.model.ranges import is_live
 from milepost.model.record import (
@@ -31,6 +31,7 @@ from milepost.store import Store
 from milepost.views.text import iso
 
 _PAGE = 256
+_BELIEVED = frozenset({FAILURE, REPLY, WAIT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,27 @@ def _error(store: Store, run_id: str, record: Record) -> dict[str, Any] | None:
 
 
 def records_of(store: Store, run_id: str, newest: int | None = None) -> Iterator[Record]:
-    """Yield all records of a run in order, up to `newest`. The store is read a page at a time."""
+    """Yield all records of a run in order, up to `newest`. The store is read a page at a time.
+
+    One that holds a question, an answer or an error and was changed has no content: people shall not believe it.
+    """
     after, before = -1, None if newest is None else newest + 1
     while page := store.read(run_id, after=after, before=before, limit=_PAGE):
-        yield from page
+        for record in page:
+            yield record if record.kind not in _BELIEVED else _proven(store, run_id, record)
         if len(page) < _PAGE:
             return
         after = page[-1].sequence
+
+
+def _proven(store: Store, run_id: str, record: Record) -> Record:
+    with contextlib.suppress(DeserializeStateError):
+        store.seals.check(run_id, record)
+        return record
+    with contextlib.suppress(CheckpointIntegrityError):
+        store.seals.check_key(run_id, record)
+        return record._replace(header=b"", payload=None)
+    return record  # the key is elsewhere, and so is the proof
 
 
 def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> JournalLine:

@@ -20,7 +20,7 @@ from milepost.store import Signal, Statement
 from milepost.stores.base.deltas import SMALLEST, Base, Difference, Link, is_base, lessened, read_difference, whole_of
 from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
+from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction, UnprovenRow, row_to_show
 
 _PAGE = 256
 _READ = 128
@@ -60,16 +60,22 @@ class DecodingTransaction(Transaction):
 
     def row(self, run_id: str) -> Row | None:
         row = self._tx.row(run_id)
-        return row if row is None or self._keeper is None else self._keeper.opened_row(row)
+        return None if row is None else self._proven(row)
+
+    def _proven(self, row: Row) -> Row:
+        """Return the row with its texts in plain. Raise `UnprovenRow` if they can't be proven."""
+        if self._keeper is None:
+            return row
+        return self._keeper.proven_row(row, self._tx.newest(row.run_id) if row.seal else 0)
 
     def add_row(self, row: Row) -> None:
-        self._tx.add_row(row if self._keeper is None else self._keeper.keep_row(row))
+        self._tx.add_row(row if self._keeper is None else self._keeper.seal_row(row))
 
     def put_row(self, row: Row) -> None:
-        self._tx.put_row(row if self._keeper is None else self._keeper.keep_row(row))
+        self._tx.put_row(row if self._keeper is None else self._keeper.seal_row(row))
 
     def take(self, row: Row, record: Record) -> None:
-        self._tx.take(row if self._keeper is None else self._keeper.keep_row(row), record)
+        self._tx.take(row if self._keeper is None else self._keeper.seal_row(row), record)
 
     def page(
         self,
@@ -91,7 +97,14 @@ class DecodingTransaction(Transaction):
             limit=limit,
             after=after,
         )
-        return self._opened_rows(rows)
+        return [self._proven_or_damaged(row) for row in rows]
+
+    def _proven_or_damaged(self, row: Row) -> Row:
+        """Return the row, or what is left of one whose texts can't be proven."""
+        try:
+            return self._proven(row)
+        except UnprovenRow as exc:
+            return row_to_show((row.run_id, row.flow, row.status, row.created_at, row.updated_at), exc)
 
     def position(self, run_id: str) -> int | None:
         return self._tx.position(run_id)
@@ -102,10 +115,18 @@ class DecodingTransaction(Transaction):
         return self._tx.rested(status, after=after, until=until, limit=limit)
 
     def candidates(self, flow: str, now: float, limit: int, skip: Collection[str] = ()) -> builtins.list[Row]:
-        return self._opened_rows(self._tx.candidates(flow, now, limit, skip))
-
-    def _opened_rows(self, rows: builtins.list[Row]) -> builtins.list[Row]:
-        return rows if self._keeper is None else [self._keeper.opened_row(row) for row in rows]
+        passed = {*skip}
+        while True:
+            known = len(passed)
+            proven: builtins.list[Row] = []
+            for row in self._tx.candidates(flow, now, limit, passed):
+                try:
+                    proven.append(self._proven(row))
+                except UnprovenRow:  # it keeps no other run from being taken; who reads it gets the error
+                    passed.add(row.run_id)
+            # There may be more behind damaged ones.
+            if len(passed) == known or len(proven) >= limit:
+                return proven
 
     def tally(self) -> builtins.list[StatusCount]:
         return self._tx.tally()

@@ -34,10 +34,10 @@ from milepost.model.record import (
     digest_of,
     format_time,
 )
-from milepost.model.seal import KEYED, PLAIN, UNSEALED, Code, Flaw, Seals, check_keys
+from milepost.model.seal import KEYED, PLAIN, UNSEALED, Code, Flaw, Seals, changed, check_keys
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note
+from milepost.stores.base.transaction import Note, UnprovenRow
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -160,7 +160,7 @@ READABLE = {
 
 _MARK = b"\0milepost "
 """The first bytes of a signal's payload that is sealed or encrypted. No JSON text begins so."""
-_LOCKED = r"aesgcm:([A-Za-z0-9._-]+):([A-Za-z0-9+/]{38,}=*)"
+_LOCKED = re.compile(r"aesgcm:([A-Za-z0-9._-]+):([A-Za-z0-9+/]{38,}=*)")
 """The form of an encrypted text in a row: the key's id, then at least a nonce and a tag."""
 
 _encode = msgspec.json.Encoder().encode
@@ -303,6 +303,57 @@ class RecordCipher:
 
     # -- the row's texts ----------------------------------------------------------------------------
 
+    def seal_row(self, row: Row) -> Row:
+        """Return `row` as the backend stores it: its texts encrypted, and sealed together with their place.
+
+        The seal covers the number of the newest record. A row that was put back is older than its journal.
+        """
+        if not _has_texts(row):
+            return msgspec.structs.replace(row, seal="") if row.seal else row
+        cancel = None if row.cancel is None else _storable(row.cancel)
+        row = self.keep_row(msgspec.structs.replace(row, reason=_storable(row.reason), cancel=cancel))
+        content = _texts_of(row)
+        if self._seals.is_keyed:
+            seal = self._seals.seal_of(content).decode()
+        else:
+            seal = self._lock(row.run_id, "seal", digest_of(content))
+        return msgspec.structs.replace(row, seal=seal)
+
+    def proven_row(self, row: Row, newest: int) -> Row:
+        """Return the row that `seal_row` was given, for a journal whose newest record is `newest`.
+
+        Raise `UnprovenRow` for any other: nothing of it may be shown.
+        """
+        flaw = self._flaw_of_row(row) if _has_texts(row) else None
+        if flaw is None and row.seal and not row.owner and row.sequence < newest:
+            flaw = changed(f"the row after record {newest}", f"an older one, after record {row.sequence}")
+        if flaw is not None:
+            act = flaw.act or "restore the store from a copy, or delete the run with force=True"
+            raise UnprovenRow(
+                f"the row of run {row.run_id!r} {flaw.what}: {act}",
+                op="read",
+                run_id=row.run_id,
+                expected=flaw.expected,
+                found=flaw.found,
+            )
+        return self.opened_row(row)
+
+    def _flaw_of_row(self, row: Row) -> Flaw | None:
+        content, seal, seals = _texts_of(row), row.seal, self._seals
+        if not self._accepts_plain and not all(map(_is_locked, _every_text(row))):
+            return PLAIN
+        if seal.startswith(KEYED):
+            return seals.flaw_of(content, seal.encode())
+        if _is_locked(seal):
+            digest = self._unlock(row.run_id, "seal", seal)
+            if digest is None:
+                return seals.locked(seal.split(":")[1])
+            if digest != digest_of(content):
+                return changed("the seal of its content", "another")
+        elif not seals.is_keyed:
+            return None if self._accepts_plain else PLAIN
+        return None if seals.accepts_unsealed else UNSEALED
+
     def keep_row(self, row: Row) -> Row:
         """Return `row` with its texts encrypted: reason, its cancel's reason, and texts of its waits."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
@@ -321,13 +372,9 @@ class RecordCipher:
         return msgspec.structs.replace(
             row,
             reason=self._unlock(row.run_id, "reason", row.reason) or row.reason,
-            cancel=row.cancel and self.opened_cancel(row.run_id, row.cancel),
+            cancel=row.cancel and (self._unlock(row.run_id, "cancel", row.cancel) or row.cancel),
             waiting=tuple(self._with_texts(row.run_id, wait, is_kept=False) for wait in row.waiting),
         )
-
-    def opened_cancel(self, run_id: str, cancel: str) -> str:
-        """Decrypt the reason of a cancel. One that does not decrypt stays as it is stored."""
-        return self._unlock(run_id, "cancel", cancel) or cancel
 
     def _with_texts(self, run_id: str, wait: Wait, *, is_kept: bool) -> Wait:
         change = self._kept_value if is_kept else self._opened_value
@@ -342,9 +389,7 @@ class RecordCipher:
         return replace(wait, **changed)
 
     def _kept_value(self, run_id: str, what: str, value: Any) -> str:
-        is_unopened = (
-            isinstance(value, str) and re.fullmatch(_LOCKED, value) and self._unlock(run_id, what, value) is None
-        )
+        is_unopened = isinstance(value, str) and _LOCKED.fullmatch(value) and self._unlock(run_id, what, value) is None
         return self._lock(run_id, what, value if is_unopened else _encode(value).decode())
 
     def _opened_value(self, run_id: str, what: str, value: Any) -> Any:
@@ -354,14 +399,14 @@ class RecordCipher:
     def _lock(self, run_id: str, what: str, text: str) -> str:
         vault = self._vault
         # A text that could not be decrypted was read as it is stored, and is stored again unchanged.
-        if vault is None or not text or (re.fullmatch(_LOCKED, text) and self._unlock(run_id, what, text) is None):
+        if vault is None or not text or (_LOCKED.fullmatch(text) and self._unlock(run_id, what, text) is None):
             return text
         locked = vault.lock(run_id, text.encode("utf-8", "replace"), _encode(("text", run_id, what)))
         return f"aesgcm:{vault.key_id}:{base64.b64encode(locked).decode()}"
 
     def _unlock(self, run_id: str, what: str, text: str) -> str | None:
         """Return the plain text of an encrypted one, None if it is not encrypted or does not decrypt."""
-        match = re.fullmatch(_LOCKED, text)
+        match = _LOCKED.fullmatch(text)
         if self._vault is None or match is None:
             return None
         try:
@@ -370,6 +415,35 @@ class RecordCipher:
             return None
         plain = self._vault.unlock(match[1], run_id, locked, _encode(("text", run_id, what)))
         return None if plain is None else plain.decode()
+
+
+def _storable(text: str) -> str:
+    """Return a text as every backend gives it back: without what UTF-8 or a column of a database can't carry."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _has_texts(row: Row) -> bool:
+    return bool(row.reason or row.waiting or row.cancel is not None)
+
+
+def _every_text(row: Row) -> list[Any]:
+    """Return what an encrypted row holds of people's texts, without the empty ones."""
+    texts: list[Any] = [text for text in (row.reason, row.cancel) if text]
+    for wait in row.waiting:
+        texts += [text for text in (wait.prompt, wait.schema) if text is not None]
+        if wait.refused is not None:
+            texts += [text for text in (wait.refused.text, wait.refused.by) if text]
+    return texts
+
+
+def _is_locked(text: Any) -> bool:
+    return isinstance(text, str) and _LOCKED.fullmatch(text) is not None
+
+
+def _texts_of(row: Row) -> bytes:
+    """Return all that people are shown of a row, as it is stored, with the place that it has."""
+    place = ("row", row.run_id, row.sequence, row.status, row.blocked_by)
+    return _encode((*place, row.reason, row.cancel, row.waiting))
 
 
 def _place_of(run_id: str, record: Record) -> dict[str, Any]:

@@ -179,7 +179,8 @@ def lines_of(
     envelope_of: Callable[[Record], bytes],
 ) -> list[bytes]:
     """Return the lines of a run. None contains a line break."""
-    fields = {name: value for name, value in asdict(row).items() if name != "nonce" and (value or name != "blocked_by")}
+    fields = {name: value for name, value in asdict(row).items() if value or name != "blocked_by"}
+    del fields["nonce"], fields["seal"]
     lines = [_encode({"run": fields})]
     for record, note in records:
         envelope = envelope_of(record)

@@ -63,6 +63,8 @@ class Row(msgspec.Struct, frozen=True):
     """The total number of records that were removed from the journal to save space."""
     blocked_by: str = ""
     """Why a blocked run is blocked: "crashes", "bug", "input" or "value"; "" for every other one."""
+    seal: str = ""
+    """The proof of what people are shown of the row; "" in a store without keys, and if there is nothing to prove."""
 
 
 class TokenState(NamedTuple):

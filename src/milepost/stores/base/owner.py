@@ -622,9 +622,9 @@ class OwnerStore(LiveStore):
                         cancels[run_id] = row.cancel
         return cancels
 
-    def _shown_cancel(self, run_id: str, cancel: str | None) -> str | None:
-        """Return the reason of a cancel in plain text, for a backend that reads it without the row."""
-        return cancel if self._keeper is None or cancel is None else self._keeper.opened_cancel(run_id, cancel)
+    def _proven_cancels(self, stored: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the open cancels that a backend read without their rows, which prove them, in plain text."""
+        return stored if self._keeper is None or not stored else OwnerStore.cancels(self, [*stored])
 
     def _row(self, tx: Transaction, run_id: str) -> Row:
         row = tx.row(run_id)

@@ -18,6 +18,7 @@ import msgspec
 
 from milepost.errors import (
     CheckpointCorruptError,
+    CheckpointIntegrityError,
     DeserializeStateError,
     RunNotFoundError,
     StatementError,
@@ -48,6 +49,10 @@ class DamagedRow(StoreError):
 
 class NewerRow(DamagedRow, StoreVersionError):
     """A run that a newer release wrote. This release treats it as damaged."""
+
+
+class UnprovenRow(DamagedRow, CheckpointIntegrityError):
+    """A run whose row was changed by somebody without a key, or whose key this store does not have."""
 
 
 class Note(NamedTuple):
@@ -458,6 +463,7 @@ class _RowColumns(msgspec.Struct, array_like=True):
     sequence: Count
     pruned: Count
     blocked_by: str
+    seal: str
     id: int
 
 
@@ -504,6 +510,7 @@ def row_values(row: Row) -> tuple[Any, ...]:
         row.sequence,
         row.pruned,
         row.blocked_by,
+        row.seal,
     )
 
 
@@ -530,7 +537,7 @@ def row_of(values: Sequence[Any]) -> Row:
             _decode_tags(values[19]) if values[19] != "{}" else {},
             _decode_live(values[20]) if values[20] != "[]" else (),
             bool(values[21]),
-            *values[22:25],
+            *values[22:26],
         )
         return Row(*columns)
     except msgspec.MsgspecError as exc:

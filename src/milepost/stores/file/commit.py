@@ -104,6 +104,7 @@ class RowText(msgspec.Struct, omit_defaults=True):
     sequence: Count = 0
     pruned: Count = 0
     blocked_by: str = ""
+    seal: str = ""
 
 
 class Placed(msgspec.Struct, omit_defaults=True):

@@ -50,16 +50,16 @@ _CREATE = f"""
 WITH run AS (
     INSERT INTO {{runs}} ({", ".join(ROW_NAMES)})
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20::jsonb, $21, $22, $23,
-        $24, $25)
+        $24, $25, $26)
     ON CONFLICT (run_id) DO NOTHING RETURNING id
 )
 INSERT INTO {{records}} (run, sequence, kind, node_id, visit, size, packing, header, payload)
-SELECT id, $26, $27, $28, $29, $30, $31, $32, $33 FROM run
+SELECT id, $27, $28, $29, $30, $31, $32, $33, $34 FROM run
 RETURNING run
 """  # noqa: S608
 _CREATE_TYPES = (
     "text text text float8 float8 int8 text text float8 float8 text float8 text "
-    "int8 int8 int8 text bool text text text bool int8 int8 text "
+    "int8 int8 int8 text bool text text text bool int8 int8 text text "
     "int8 text text int8 int8 text text bytea"
 )
 
@@ -105,25 +105,27 @@ _MANY_TYPES = (
     "int8[] text[] int8[] text[] int8[] int8[] bool int8[] int8[] text[] text[] int8[] int8[] text[] text[] bytea[]"
 )
 
-# The same with releases, $17 to $25: the new values of the rows of their runs.
+# The same with releases, $17 to $26: the new values of the rows of their runs.
 _MANY_RELEASED = _MANY.replace(
     "\n)\nSELECT append FROM written",
     """
 ), ending AS MATERIALIZED (
     SELECT * FROM unnest(
         (SELECT $17::bigint[]), (SELECT $18::text[]), (SELECT $19::text[]), (SELECT $20::float8[]), (SELECT $21::float8[]),
-        (SELECT $22::text[]), (SELECT $23::boolean[]), (SELECT $24::text[]), (SELECT $25::bigint[])
-    ) AS ending (append, status, reason, updated_at, wake_at, waiting, degraded, missed, sequence)
+        (SELECT $22::text[]), (SELECT $23::boolean[]), (SELECT $24::text[]), (SELECT $25::bigint[]),
+        (SELECT $26::text[])
+    ) AS ending (append, status, reason, updated_at, wake_at, waiting, degraded, missed, sequence, seal)
     JOIN written USING (append)
 ), released AS (
     UPDATE {runs} SET status = ending.status, reason = ending.reason, updated_at = ending.updated_at, nonce = '',
         owner = '', lease = 0, lease_until = NULL, wake_at = ending.wake_at, waiting = ending.waiting,
-        degraded = ending.degraded, missed = ending.missed, sequence = coalesce(ending.sequence, ending.newest, 0)
+        degraded = ending.degraded, missed = ending.missed, sequence = coalesce(ending.sequence, ending.newest, 0),
+        seal = ending.seal
     FROM ending WHERE runs.id = ending.id
 )
 SELECT append FROM written""",
 )
-_MANY_RELEASED_TYPES = f"{_MANY_TYPES} int8[] text[] text[] float8[] float8[] text[] bool[] text[] int8[]"
+_MANY_RELEASED_TYPES = f"{_MANY_TYPES} int8[] text[] text[] float8[] float8[] text[] bool[] text[] int8[] text[]"
 
 # Leases are extended where nobody has locked the row. The state of each run before the statement is returned.
 _RENEW = """
@@ -150,10 +152,12 @@ _int_of = struct.Struct("!q").unpack
 _BLANK = Row("", "", "running", created_at=0.0, updated_at=0.0, epoch=0)
 
 
-def is_ordinary(append: Append) -> bool:
+def is_ordinary(append: Append, *, is_keyed: bool) -> bool:
     """Return whether one statement may write `append`, if the database agrees. Any other append is
-    judged under the row's lock."""
+    judged under the row's lock: with keys also a release without records, whose seal covers the number of the newest."""
     token, records, release, tags, statements = append
+    if is_keyed and release is not None and not records:
+        return False
     if tags is not None or statements or not token.nonce or not token.is_ours or (release is None and not records):
         return False
     if release is not None and (release.crash_count is not None or release.blocked_by):
@@ -230,7 +234,7 @@ class Appends:
         statement = self._many
         if releases:
             statement = self._many_released
-            values += _columns(releases, 9)
+            values += _columns(releases, 10)
         return {_int_of(place or b"")[0] for (place,) in link.run(statement, values)}
 
     def renew(self, link: Link, tokens: Sequence[Token], now: float, margin: float) -> list[Renewal]:
@@ -269,7 +273,7 @@ def _released(
     values = dict(zip(ROW_NAMES, columns_of_row(row), strict=True))
     return (
         values["status"], values["reason"], now, values["wake_at"], values["waiting"], values["degraded"], values["missed"],
-        newest,
+        newest, values["seal"],
     )  # fmt: skip
 
 

@@ -72,20 +72,21 @@ def page_of(
 
 _ROW_NAMES = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
-    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned, blocked_by"
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned, blocked_by, "
+    "seal"
 )
 ROW_NAMES = tuple(_ROW_NAMES.split(", "))
 ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
     "crash_count, crashed_at, signals, cancel, degraded::int, missed, tags::text, live, worked::int, sequence, pruned, "
-    "blocked_by, id"
+    "blocked_by, seal, id"
 )
-ROW_WIDTH = 26
+ROW_WIDTH = 27
 INSERT_ROW = (
-    f"INSERT INTO {{runs}} ({_ROW_NAMES}) VALUES ({', '.join(['%s'] * 25)}) "  # noqa: S608
+    f"INSERT INTO {{runs}} ({_ROW_NAMES}) VALUES ({', '.join(['%s'] * 26)}) "  # noqa: S608
     "ON CONFLICT (run_id) DO NOTHING RETURNING id"
 )
-UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 25)}) WHERE id = %s"  # noqa: S608
+UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 26)}) WHERE id = %s"  # noqa: S608
 
 # A header that is gone, of a record without a note, must not look like a save from outside.
 _HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN ''::bytea ELSE convert_to(header, 'UTF8') END"

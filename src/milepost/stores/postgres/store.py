@@ -128,7 +128,9 @@ class PostgresStore(PostgresBackend):
         try:
             if has_surplus or has_statements(appends):
                 verdicts = self._append_under_locks(appends, is_in_doubt=False)
-            elif is_written is None and all(map(is_ordinary, appends)):
+            elif is_written is None and all(
+                is_ordinary(append, is_keyed=self._keeper is not None) for append in appends
+            ):
                 verdicts = self._append_at_once(appends)
         except OutcomeUnknown as exc:
             if exc.interrupted == get_ident() and exc.__cause__ is not None:
@@ -223,7 +225,7 @@ class PostgresStore(PostgresBackend):
         """Write the ordinary ones of `appends`. Return the indexes of those that were written."""
         if len(appends) == 1 and appends[0].release is None and len(appends[0].records) == 1:
             return {0} if self._appends.one(link, appends[0].token, appends[0].records[0]) else set()
-        keep = _as_it_is if self._keeper is None else self._keeper.keep_row
+        keep = _as_it_is if self._keeper is None else self._keeper.seal_row
         # The second of two appends to one run fits only once the first is written.
         first_of_run: dict[str, int] = {}
         for index, append in enumerate(appends):
@@ -346,10 +348,9 @@ class PostgresStore(PostgresBackend):
                 renewals[index] = self._renew_locked(token)
             elif renewal.outcome == "lost":
                 self._drop(token)
-        return [
-            Renewal(renewal.outcome, self._shown_cancel(token.run_id, renewal.cancel))
-            for token, renewal in zip(tokens, renewals, strict=True)
-        ]
+        told = [(token.run_id, renewal) for token, renewal in zip(tokens, renewals, strict=True)]
+        cancels = self._proven_cancels({run_id: it.cancel for run_id, it in told if it.cancel is not None})
+        return [Renewal(renewal.outcome, cancels.get(run_id)) for run_id, renewal in told]
 
     def _renew_locked(self, token: Token) -> Renewal:
         """Renew a lease whose row was locked a moment ago. The outcome is "unknown" if it is still locked."""
@@ -362,7 +363,7 @@ class PostgresStore(PostgresBackend):
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         requests = self._ask("cancels", self._connections, lambda link: self._appends.cancels(link, run_ids))
-        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in requests.items()}
+        return dict(self._proven_cancels(requests))
 
 
 def _smaller(record: Record) -> Record:

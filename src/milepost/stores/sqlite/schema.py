@@ -23,7 +23,7 @@ from typing import Any
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
 
-VERSION = 5
+VERSION = 6
 BUSY_SECONDS = 10.0
 """Seconds that any statement waits for the lock of a file before it fails."""
 
@@ -92,7 +92,8 @@ CREATE TABLE runs (
     worked INTEGER NOT NULL,
     sequence INTEGER NOT NULL,
     pruned INTEGER NOT NULL DEFAULT 0,
-    blocked_by TEXT NOT NULL DEFAULT ''
+    blocked_by TEXT NOT NULL DEFAULT '',
+    seal TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
 
@@ -166,6 +167,7 @@ _STEPS = {
     "WHERE value IS NOT NULL;",
     3: "ALTER TABLE runs ADD COLUMN blocked_by TEXT NOT NULL DEFAULT '';",
     4: "ALTER TABLE signals ADD COLUMN sent_by TEXT;",
+    5: "ALTER TABLE runs ADD COLUMN seal TEXT NOT NULL DEFAULT '';",
 }
 """For each version, the statements that turn its tables into the next version's."""
 

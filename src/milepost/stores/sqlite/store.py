@@ -442,15 +442,13 @@ class SQLiteStore(Runs):
         # The rows of the other runs tell what has become of them.
         others = [token for token in tokens if token[:3] not in kept]
         renewals = dict(zip(others, super().renew(others), strict=True))
-        return [
-            renewals[token] if token in renewals else Renewal("kept", self._shown_cancel(token.run_id, kept[token[:3]]))
-            for token in tokens
-        ]
+        cancels = self._proven_cancels({run_id: cancel for (run_id, *_), cancel in kept.items() if cancel is not None})
+        return [renewals[t] if t in renewals else Renewal("kept", cancels.get(t.run_id)) for t in tokens]
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         with self._read("cancels") as tx:
             found = tx.cancels(run_ids)
-        return {run_id: self._shown_cancel(run_id, cancel) or "" for run_id, cancel in found.items()}
+        return dict(self._proven_cancels(found))
 
     # -- files of the first form -------------------------------------------------------------------
 
