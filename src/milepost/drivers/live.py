@@ -151,8 +151,11 @@ class LiveWriter:
         while True:
             self._awake.wait()
             self._awake.clear()
-            with self._writing:
-                self._write_all()
+            try:
+                with self._writing:
+                    self._write_all()
+            except Exception:
+                logger.exception("live events are lost")
             time.sleep(_PAUSE)
 
     def _write_all(self) -> None:
