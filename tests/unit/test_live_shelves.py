@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from milepost import FileStore, SQLiteStore, Store
 from milepost.model.live import LiveBatch, LiveEvent
 from milepost.stores.file.live import LiveFolder
+from milepost.stores.sqlite.live import LiveFile
 from milepost.testing import FakeClock
 
 KEYS = {"signing_key": {"s": b"signing key, 24 bytes..."}, "encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
@@ -59,6 +61,22 @@ def test_a_damaged_file_of_live_events_is_begun_anew(tmp_path: Path) -> None:
         assert [] == store.read_live("r")
         put(store, live(1))
         assert [live(1)] == store.read_live("r")
+
+
+def test_a_new_file_is_made_by_all_at_the_same_time(tmp_path: Path) -> None:
+    for attempt in range(10):
+        shelves = [LiveFile(str(tmp_path / f"{attempt}.db-live"), is_read_only=False) for _ in range(6)]
+
+        def use(number: int, shelves: list[LiveFile] = shelves) -> None:
+            shelves[number].get("r", (0, 0), 10)
+            if number % 2:
+                shelves[number].put([LiveBatch("r", (live(number),))])
+
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(use, range(6)))
+        assert [1, 3, 5] == [event.number for event in shelves[0].get("r", (0, 0), 10)]
+        for shelf in shelves:
+            shelf.close()
 
 
 def test_what_is_no_file_of_live_events_is_left_alone(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _BUSY_SECONDS = 2.0
 _APPLICATION = 0x6D6C6976
 """A number in the file's header that says whose file it is."""
 _TABLE = """
-CREATE TABLE IF NOT EXISTS live_events (
+CREATE TABLE live_events (
     run_id TEXT NOT NULL,
     epoch INTEGER NOT NULL,
     number INTEGER NOT NULL,
@@ -65,8 +65,10 @@ class LiveFile:
 
         try:
             self._write(write)
-        except sqlite3.DatabaseError as exc:
-            if isinstance(exc, sqlite3.OperationalError) or not self._remove_damaged():
+        except sqlite3.OperationalError:  # such as a lock; the connection is opened anew
+            self._write(write)
+        except sqlite3.DatabaseError:
+            if not self._remove_damaged():
                 raise
             self._write(write)
 
@@ -95,9 +97,8 @@ class LiveFile:
 
         self._write(write)
         with self._lock:
-            connection = self._open()
-            assert connection is not None
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            if self._connection is not None:
+                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
 
     def drop(self, run_id: str) -> None:
         """Delete the events of a run."""
@@ -164,8 +165,12 @@ class LiveFile:
         )
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
-            if not self._is_read_only:
+            if is_made:
                 _patiently(_prepare, connection)
+            elif not _is_ours(connection):  # whoever writes to it is about to make the table
+                connection.close()
+                return None
+            connection.execute("PRAGMA synchronous = OFF")
         except BaseException:
             connection.close()
             raise
@@ -191,15 +196,26 @@ class LiveFile:
             return is_ours
 
 
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    found: tuple[int] = connection.execute("PRAGMA application_id").fetchone()
+    return found == (_APPLICATION,)
+
+
 def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA synchronous = OFF")
-    if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-            raise sqlite3.OperationalError("the file of live events is one of another program")
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-    connection.execute(_TABLE)
+    """Make the table, even if other processes do so at the same time."""
+    if _is_ours(connection):
+        return
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not _is_ours(connection):
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+                raise sqlite3.OperationalError("the file of live events is one of another program")
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(_TABLE)
+    finally:
+        connection.execute("COMMIT")
 
 
 def _values(event: LiveEvent) -> tuple[object, ...]:
