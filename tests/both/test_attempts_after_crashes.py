@@ -75,10 +75,16 @@ def first(state: dict[str, Any], states: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
+def beside(given: Any) -> Any:
+    """A node that runs while another one dies, and so may be recorded by then or not."""
+    return given
+
+
 def forked(notes: Notes, join: Callable[[Any], Any] | None = None) -> Any:
     graph = Graph(dict)
-    for name in "fab":
+    for name in "fb":
         graph.add_node(name, notes.node(name))
+    graph.add_node("a", notes.verbs.node(beside))
     (join or (lambda graph: graph.add_node("j", notes.node("j"), merge=first)))(graph)
     for source, target in ("fa", "fb", "aj", "bj"):
         graph.add_edge(source, target)
@@ -102,7 +108,12 @@ def test_a_graph_that_is_a_join_begins_with_a_first_attempt(notes, timed, clock)
 @pytest.mark.wide
 def test_a_join_inside_a_graph_and_a_branch_counts_alike(notes, timed, clock):
     inner = forked(notes)
-    graph = Graph(dict).add_node("p", notes.node("p")).add_node("q", notes.node("q")).add_node("r", notes.node("r"))
+    graph = (
+        Graph(dict)
+        .add_node("p", notes.node("p"))
+        .add_node("q", notes.verbs.node(beside))
+        .add_node("r", notes.node("r"))
+    )
     graph.add_subgraph("s", inner).add_node("e", notes.node("e"), merge=first)
     for source, target in ("pq", "ps", "qe", "sr", "re"):
         graph.add_edge(source, target)

@@ -286,7 +286,10 @@ class _Subject:
         request, turn = first, 0
         while True:
             process = self._process(world, request, turn)
-            if self._drive(process, scenario):
+            was_killed = self._drive(process, scenario)
+            if isinstance(process.error, MilepostError):
+                process.error.name_run(RUN_ID)
+            if was_killed:
                 world.die(process.tokens, self._lease)
             elif process.error is None and turn < len(self._turns):
                 first, epoch, turn = None, world.epoch, turn + 1
