@@ -326,6 +326,8 @@ def check_tag(key: Any, value: Any) -> None:
     if not isinstance(key, str) or not isinstance(value, str):
         raise TypeError(f"tags are str keys and str values, not {shown(key)}: {shown(value)}")
     for text in (key, value):
+        if len(text.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+            raise OptionError(f"tag {key[:60]!r} is longer than {MAX_ID_BYTES} bytes: shorten it", option="tags")
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise OptionError(
                 f"tag {shown(key)}: {shown(value)} has NUL or a lone surrogate in it: leave it out", option="tags"

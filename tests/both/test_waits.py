@@ -248,6 +248,32 @@ def test_a_prompt_that_cannot_be_recorded_is_refused(verbs, engine, timed):
     assert "failed" == status_of(timed)
 
 
+@pytest.mark.parametrize("front", ["graph", "workflow"])
+def test_a_prompt_of_more_than_16_kb_is_refused(verbs, engine, front):
+    def asking(prompt: str) -> Any:
+        if front == "workflow":
+            return typed(None, prompt=prompt).bind()
+        graph = Graph(dict).add_wait("ask", "go", apply=lambda state, reply: state, prompt=prompt)
+        return graph.add_edge("ask", END).set_entry("ask").compile("asks").bind({})
+
+    with pytest.raises(RunSuspended):
+        verbs.run(engine, asking("p" * (16 * 1024 - 2)), run_id="fits")
+    with pytest.raises(SerializeStateError, match=r"the prompt of .* has 16385 bytes as JSON"):
+        verbs.run(engine, asking("p" * (16 * 1024 - 1)), run_id="r")
+
+
+def test_a_reason_of_more_than_2_kb_is_cut(engine, timed):
+    engine.start(asking("workflow"), run_id="r")
+    engine.cancel("r", "\u00e9" * 5000)
+    assert "\u00e9" * 1024 == timed.get_run("r").info.reason
+
+
+@pytest.mark.parametrize("tags", [{"k" * 513: "v"}, {"k": "\u00e9" * 257}])
+def test_a_tag_of_more_than_512_bytes_is_refused(engine, tags):
+    with pytest.raises(OptionError, match="is longer than 512 bytes"):
+        engine.start(asking("workflow"), run_id="r", tags=tags)
+
+
 # -- typed payloads ------------------------------------------------------------------------------------------
 
 

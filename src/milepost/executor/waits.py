@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from milepost.model.results import Reply, StepType
 
 _encode = msgspec.json.Encoder().encode
+_LARGEST_PROMPT = 16 * 1024
+"""Bytes of the largest prompt, as JSON."""
 
 
 class Waits:
@@ -224,6 +226,13 @@ def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, An
             "give what the codec carries",
         )
         raise data
+    if len(data) > _LARGEST_PROMPT:
+        raise SerializeStateError(
+            f"the prompt of {_named(run, step_id)} of run {run.run_id!r} has {len(data)} bytes as JSON, and every list of "
+            f"runs reads it: give at most {_LARGEST_PROMPT}, and say in it where the rest is",
+            run_id=run.run_id,
+            node_id=step_id,
+        )
     seen = 0
     if not work.early:
         row: RunRow = yield from ask(run.store, "get_run", run.run_id)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # -- The fence: every decision about who owns a run and how its row changes, without any I/O -------
 
 
+MOST_OF_A_REASON = 2048
 _UNCANCELLABLE = frozenset({"finished", "cancelled"})
 
 
@@ -220,7 +221,7 @@ def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row
         give_up(crashed, now),
         status=release.status,
         blocked_by=release.blocked_by,
-        reason=release.reason,
+        reason=shortened(release.reason),
         wake_at=release.wake_at,
         waiting=release.waiting_for,
         degraded=release.degraded,
@@ -228,6 +229,14 @@ def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row
         cancel=None if release.status in ENDED else row.cancel,
         sequence=newest,
     )
+
+
+def shortened(reason: str) -> str:
+    """Return a reason of at most `MOST_OF_A_REASON` bytes. Every list of runs reads it."""
+    if len(reason) <= MOST_OF_A_REASON // 4:
+        return reason
+    data = reason[:MOST_OF_A_REASON].encode("utf-8", "backslashreplace")
+    return data[:MOST_OF_A_REASON].decode("utf-8", "ignore")
 
 
 def renewed(row: Row, until: float | None, now: float) -> Row:

@@ -536,7 +536,7 @@ class Runs(Keeping):
         if by is not None:
             check_id(by, "by")
         # A reason is shown, never compared, so characters that UTF-8 cannot hold become their escapes.
-        reason = reason.encode("utf-8", "backslashreplace").decode()
+        reason = fence.shortened(reason[: fence.MOST_OF_A_REASON].encode("utf-8", "backslashreplace").decode())
 
         def body(tx: Transaction) -> Literal["cancelled", "requested", "ended"]:
             row = self._row(tx, run_id)
