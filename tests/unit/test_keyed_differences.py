@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from milepost.errors import CheckpointIntegrityError
-from milepost.model.record import CHECKPOINT
+from milepost.model.record import CHECKPOINT, DIFFERENCE
 from milepost.store import Release
 from milepost.stores.sqlite.store import SQLiteStore
 from milepost.testing.chats import chat, state_of, talk
@@ -67,3 +67,19 @@ def test_who_cannot_tell_what_records_build_on_deletes_none(path, keys, caplog):
     with SQLiteStore(path, **SIGNED, **ENCRYPTED) as store:
         assert all(chat(n) == state_of(store, "r", n) for n in range(20, 27))
         assert 23 == store.prune(keep_last=1).records
+
+
+@pytest.mark.parametrize("written", [{}, ENCRYPTED])
+def test_what_nobody_with_the_key_has_sealed_is_never_verified(path, written):
+    """Not by encryption, and not by being written anew: the records beside the deleted ones keep their lack of a seal."""
+    interrupted(path, written)
+    keys = {**SIGNED, **written, "allow_unsealed": True}
+    with SQLiteStore(path, **keys) as store:
+        store.delete("r", "b")
+        left = store.read("r", kinds=(CHECKPOINT,))
+        assert {DIFFERENCE, ""} >= {record.packing for record in left}
+        assert not any(store.seals.check("r", record) for record in left)
+        assert () == store.verify("r").problems
+    with SQLiteStore(path, **SIGNED, **written) as store:
+        problems = store.verify("r").problems
+        assert all(any(f"record {record.sequence} " in problem for problem in problems) for record in left)

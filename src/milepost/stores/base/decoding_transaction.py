@@ -338,8 +338,8 @@ class DecodingTransaction(Transaction):
 
     def _sealed(self, run_id: str, record: Record, base: str, *, is_encrypted: bool, of: Base) -> Record:
         """Return a record that takes the place of another one, as it is stored: as proven as the record `of` is."""
-        record = with_digests(record, self._packed(record), base)
+        record, is_verified = with_digests(record, self._packed(record), base), of.is_verified is True
         if is_encrypted and self._keeper is not None:
-            return self._keeper.keep(run_id, record)
+            return self._keeper.keep(run_id, record, is_verified=is_verified)
         assert record.header is not None
-        return record._replace(header=self._seals.seal_again(record.header, is_verified=of.is_verified is True))
+        return record._replace(header=self._seals.seal_again(record.header, is_verified=is_verified))

@@ -186,14 +186,17 @@ class RecordCipher:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def keep(self, run_id: str, record: Record, note: Note | None = None) -> Record:
-        """Seal or encrypt `record` for the backend. `note` has the facts of a record from outside, which has no header."""
+    def keep(self, run_id: str, record: Record, note: Note | None = None, *, is_verified: bool = True) -> Record:
+        """Seal or encrypt `record` for the backend. `note` has the facts of a record from outside, which has no header.
+
+        With `is_verified` False it gets no seal of a key: it stands for one that had none.
+        """
         if record.header is None:
             record = _with_header(run_id, record, note)
         assert record.header is not None
         vault = self._vault
         if vault is None:
-            return record._replace(header=self._seals.seal(record.header))
+            return record._replace(header=self._seals.seal_again(record.header, is_verified=is_verified))
         try:
             fields = record.header_fields()
         except CheckpointCorruptError:  # a store accepts any header; its reader gets the error
@@ -205,7 +208,8 @@ class RecordCipher:
         header = _encode(readable)[:-1]
         shape = b"%s %d %d\n" % (record.packing.encode(), len(record.header), record.payload is not None)
         payload = vault.lock(run_id, b"".join((shape, record.header, record.payload or b"")), header)
-        return record._replace(header=self._seals.seal(header), payload=payload, packing=ENCRYPTED)
+        header = self._seals.seal_again(header, is_verified=is_verified)
+        return record._replace(header=header, payload=payload, packing=ENCRYPTED)
 
     def opened(self, run_id: str, record: Record) -> Record:
         """Return the record that `keep` was given, sealed. If it can't be opened, return it so
@@ -216,7 +220,7 @@ class RecordCipher:
         if vault is None or record.header is None or record.payload is None:
             return record
         try:
-            self._seals.check_seal(run_id, record)
+            is_verified = self._seals.check_seal(run_id, record)
             fields = record.header_fields()
         except CheckpointCorruptError:
             return record
@@ -229,9 +233,8 @@ class RecordCipher:
         inner, payload = rest[: int(length)], rest[int(length) :]
         if vault.digest(str(key_id), run_id, inner) != fields.get("digest"):
             return record
-        return record._replace(
-            header=self._seals.seal(inner), payload=payload if has_payload == "1" else None, packing=packing
-        )
+        header = self._seals.seal_again(inner, is_verified=is_verified)
+        return record._replace(header=header, payload=payload if has_payload == "1" else None, packing=packing)
 
     # -- signals -----------------------------------------------------------------------------------
 
