@@ -706,7 +706,8 @@ class Store(abc.ABC):
 
         Everything is checked first: `CheckpointCorruptError` (`CheckpointIntegrityError` for a digest or seal that does
         not fit, `CheckpointVersionError` for a newer form) names the line, and nothing is stored. Records are sealed
-        anew. A seal of a key that this store does not have can't be proven, nor can the row and the signals, so import
+        anew. A store with a signing key takes only what a key of its own has sealed as a whole. With
+        `allow_unsealed=True` it takes all, and what no key proves gets no seal of a key. Without a signing key import
         only files that you trust. Nobody owns the copy: a running run becomes `interrupted`, and the epoch is a new
         one. All else comes back equal, times and waits included. Raises `RunExistsError` if the id is taken.
         """

@@ -47,6 +47,7 @@ from milepost.stores.postgres.store import PostgresStore
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
 OTHER = {"signing_key": {"t": b"another key, of 24 bytes"}}
+ROTATED = {"signing_key": {**OTHER["signing_key"], **SIGNED["signing_key"]}}
 ENCRYPTED = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}, **SIGNED}
 
 
@@ -518,7 +519,7 @@ def test_a_run_is_forked_from_any_store_into_any_other(source, target, looped, t
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "file"])
 @pytest.mark.parametrize(
-    ("source", "target"), [(SIGNED, OTHER), (ENCRYPTED, {}), ({}, ENCRYPTED), (ENCRYPTED, ENCRYPTED), (SIGNED, {})]
+    ("source", "target"), [(SIGNED, ROTATED), (ENCRYPTED, {}), (ENCRYPTED, ENCRYPTED), (SIGNED, {})]
 )
 def test_a_fork_is_sealed_and_encrypted_with_the_keys_of_its_store(kind, source, target, looped, tmp_path, request):
     with (
@@ -536,6 +537,22 @@ def test_a_fork_is_sealed_and_encrypted_with_the_keys_of_its_store(kind, source,
         assert result == looped.resume(store, here)
         key = b"hmac-sha256:" + next(iter(target["signing_key"])).encode() if "signing_key" in target else b"sha256:"
         assert all(b'"seal":"' + key in (record.header or b"") for record in into.read(fork))
+
+
+@pytest.mark.parametrize("source", [{}, OTHER], ids=["no key", "another key"])
+def test_a_fork_that_no_key_proves_needs_leave_and_is_never_verified(source, looped, tmp_path, request):
+    with (
+        open_one("sqlite", tmp_path / "source", request, **source) as store,
+        open_one("sqlite", tmp_path / "target", request, **SIGNED) as into,
+        open_one("sqlite", tmp_path / "target", request, **SIGNED, allow_unsealed=True) as lenient,
+    ):
+        looped.run(Count(), store=store, run_id="r1")
+        with pytest.raises(CheckpointIntegrityError, match=r"allow_unsealed=True|'t', which this store does not have"):
+            looped.fork_run(store, "r1", "b", 2, into=into)
+        fork = looped.fork_run(store, "r1", "b", 2, into=lenient)
+        assert not looped.plan_resume(lenient, fork).verified
+        with pytest.raises(CheckpointIntegrityError, match="without a key"):
+            looped.resume(into, fork)
 
 
 def test_a_store_without_journals_is_refused(looped):

@@ -522,3 +522,37 @@ def test_a_question_that_was_changed_in_its_record_is_no_part_of_what_show_shows
     assert "pay 0?" in shown()
     attacker.change(keyed, "r1", 1, lambda record: record._replace(payload=b'"FORGED"'))
     assert "FORGED" not in shown()
+
+
+# -- imports
+
+
+def test_an_import_is_taken_if_a_key_proves_it(verbs, medium, keyed, keys, line, log):
+    """Whoever forges an export can make every digest and every seal without a key, and can leave lines out."""
+    graph = line(Count, "abcd")
+    stopped(verbs, graph, keyed)
+    data = keyed.export("r1")
+    assert "copy" == keyed.import_run(data, run_id="copy")
+    assert keyed.verify("copy").ok
+    if "signing_key" not in keys:
+        return
+    lines = data.splitlines(keepends=True)
+    lenient = reopened(medium, keyed, keys, allow_unsealed=True)
+    changed = data.replace(b'"n":3', b'"n":9')
+    for forged_data in (
+        b"".join(lines[:-1]),
+        changed,
+        b"".join([*lines[:1], *lines[2:]]),
+        data.replace(b":s:", b":x:"),
+    ):
+        with pytest.raises(CheckpointIntegrityError, match="run to import"):
+            keyed.import_run(forged_data, run_id="forged")
+    with pytest.raises(CheckpointIntegrityError):
+        lenient.import_run(changed, run_id="forged")
+    assert "taken" == lenient.import_run(b"".join(lines[:-1]), run_id="taken")
+    assert not verbs.plan(graph, lenient, "taken").verified
+    assert not keyed.verify("taken").ok
+    assert verbs.plan(graph, lenient, "copy").verified
+    again = lenient.export("taken")
+    assert b'{"seal":' not in again
+    assert "of another" == reopened(medium, keyed, {}).import_run(data, run_id="of another")

@@ -162,8 +162,7 @@ def _late_route(store: Store, run_id: str, point: Record) -> Routine[int]:
 def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Routine[Prefix]:
     """Read the records up to `sequence` and verify each."""
     records: list[Record] = yield from ask(store, "read", run_id, before=sequence + 1)
-    for record in records:
-        store.seals.check(run_id, record)
+    proofs = [store.seals.check(run_id, record) for record in records]
     has_start = bool(records) and (records[0].kind == START or not latest.row.info.flow)
     if not has_start or records[-1].sequence != sequence:
         raise _cut_short(run_id, sequence, "its start or end is not there")
@@ -175,7 +174,7 @@ def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Ro
         history = yield from ask(store, "history", run_id)
         saved = {record.sequence for record in records if record.is_foreign}
         moments = {info.sequence: info.timestamp.timestamp() for info in history if info.sequence in saved}
-    prefix = Prefix(latest.row, tuple(records), tuple(signals), moments)
+    prefix = Prefix(latest.row, tuple(records), tuple(signals), moments, all(proofs))
     if unexplained_gaps(prefix):
         # Only the store knows how many records it has pruned.
         report: VerifyReport = yield from ask(store, "verify", run_id)

@@ -2,8 +2,8 @@
 
 The first line is the run's row. Its records follow in order: each as its envelope; as its header and the bytes
 of its state, if an envelope would change these; or as its place and its bytes, if it was saved from outside.
-The signals come last. `read_run` trusts nothing: it checks each line,
-and then that none is missing.
+The signals come last, and then, from a store with a signing key, a seal of all lines before it. `read_run` trusts nothing:
+it checks each line, and then that none is missing. Into a store with a signing key it takes only what such a seal proves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from milepost.model.record import (
     make_record,
     parse_time,
 )
-from milepost.model.seal import DIGESTS, KEYED, Seals
+from milepost.model.seal import DIGESTS, KEYED, UNSEALED, Seals
 from milepost.store import MOST, Count, RunRow, Signal, check_id, check_run_id, check_tag
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Note, note_of, seal_of
@@ -103,6 +103,8 @@ class Copy(NamedTuple):
     row: Row
     records: tuple[tuple[Record, Note | None], ...]
     signals: tuple[Signal, ...]
+    is_verified: bool
+    """False if the store has a signing key, and took lines that no key proves."""
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
@@ -169,6 +171,12 @@ class _Sent(msgspec.Struct, forbid_unknown_fields=True):
     data: str | None = None
 
 
+class _Seal(msgspec.Struct, forbid_unknown_fields=True):
+    """The seal of all lines before it."""
+
+    seal: str
+
+
 # -- out ---------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +230,37 @@ def _sent(signal: Signal) -> dict[str, Any]:
     return fields
 
 
+def joined(lines: Sequence[bytes], seals: Seals, *, is_verified: bool) -> bytes:
+    """Join the lines of a run. If all its records were proven with a key, a last line seals the others."""
+    text = b"\n".join(lines) + b"\n"
+    if not (seals.is_keyed and is_verified):
+        return text
+    return b"%s%s\n" % (text, _encode({"seal": seals.seal_of(text).decode()}))
+
+
 # -- in ----------------------------------------------------------------------------------------------------
+
+
+def _parted(data: bytes, seals: Seals) -> tuple[bytes, bool]:
+    """Return the lines without the seal at their end, and whether a store with these seals may vouch for them.
+
+    Raise `CheckpointIntegrityError` if the seal does not fit, or if it is missing and must be there.
+    """
+    text = data.rstrip()
+    start = text.rfind(b"\n") + 1
+    seal = b""
+    if text.startswith(b'{"seal":', start):
+        seal = _as(msgspec.Raw(text[start:]), _Seal).seal.encode("utf-8", "replace")
+        data = data[:start]
+    if not seals.is_keyed:
+        return data, True
+    flaw = seals.flaw_of(data, seal) if seal.startswith(KEYED.encode()) else UNSEALED
+    if flaw is not None and not (seals.accepts_unsealed and flaw.act):
+        act = flaw.act or "take a copy that was not"
+        raise CheckpointIntegrityError(
+            f"the run to import {flaw.what}: {act}", expected=flaw.expected, found=flaw.found
+        )
+    return data, flaw is None
 
 
 def read_run(data: bytes, seals: Seals, run_id: str | None = None) -> Copy:
@@ -230,6 +268,7 @@ def read_run(data: bytes, seals: Seals, run_id: str | None = None) -> Copy:
 
     Raise `CheckpointCorruptError`, `CheckpointIntegrityError` or `CheckpointVersionError`; the message names the line.
     """
+    data, is_verified = _parted(data, seals)
     reader = _Reader(seals, run_id)
     number = 0
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -240,7 +279,7 @@ def read_run(data: bytes, seals: Seals, run_id: str | None = None) -> Copy:
         except (DeserializeStateError, InvalidIDError, OptionError, msgspec.MsgspecError, ValueError) as exc:
             raise _broken(exc, f"line {number} of the run to import") from exc
     try:
-        return reader.copy()
+        return reader.copy(is_verified=is_verified)
     except DeserializeStateError as exc:
         raise _broken(exc, "the run to import") from exc
 
@@ -284,7 +323,7 @@ class _Reader:
         else:
             self._take_envelope(self._run, line, members)
 
-    def copy(self) -> Copy:
+    def copy(self, *, is_verified: bool) -> Copy:
         """Return the run. Raise `CheckpointCorruptError` if a part of it is missing."""
         run = self._run
         if run is None:
@@ -294,7 +333,7 @@ class _Reader:
             problems.append(f"the run was sent {run.signals} signals, and there are {len(self._signals)}")
         if problems:
             raise CheckpointCorruptError("; ".join(problems) + ": give the whole of what an export wrote")
-        return Copy(_unowned(run, self._run_id), tuple(self._records), tuple(self._signals))
+        return Copy(_unowned(run, self._run_id), tuple(self._records), tuple(self._signals), is_verified)
 
     def _take_run(self, members: Mapping[str, msgspec.Raw]) -> None:
         if members.keys() != {"run"}:
@@ -455,6 +494,8 @@ class Prefix(NamedTuple):
     """All signals that were ever sent, or () if no record has used one."""
     moments: Mapping[int, float]
     """The times at which records from outside were saved, in POSIX seconds by record number."""
+    is_verified: bool
+    """True if all records were proven."""
 
     @property
     def sequence(self) -> int:
@@ -516,7 +557,7 @@ def lines_of_fork(
         pruned=unexplained_gaps(prefix),
     )
     noted = [(record, _note(prefix, record)) for record in records]
-    return b"\n".join(lines_of(row, noted, signals, Record.envelope)) + b"\n"
+    return joined(lines_of(row, noted, signals, Record.envelope), seals, is_verified=prefix.is_verified)
 
 
 def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals, by: str | None) -> Record:

@@ -693,10 +693,10 @@ class OwnerStore(LiveStore):
 
     # -- shared ------------------------------------------------------------------------------------
 
-    def _sealed(self, run_id: str, record: Record, base: str = "") -> Record:
+    def _sealed(self, run_id: str, record: Record, base: str = "", *, is_verified: bool = True) -> Record:
         """Return `record` as the backend stores it: compressed, with its digests, and sealed or encrypted.
 
-        `base` is the link of the record that a difference builds on.
+        `base` is the link of the record that a difference builds on. Without `is_verified` no key seals the record.
         """
         if record.header is None:  # from outside: sealed where it is inserted
             return record
@@ -704,7 +704,7 @@ class OwnerStore(LiveStore):
             record, self._packed(record), base
         )
         if self._keeper is not None:
-            return self._keeper.keep(run_id, stored)
+            return self._keeper.keep(run_id, stored, is_verified=is_verified)
         assert header is not None
         return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
 

@@ -171,7 +171,7 @@ class Keeping(Pruning):
 
     def export(self, run_id: str) -> bytes:
         check_run_id(run_id)
-        from milepost.stores.base.export import lines_of
+        from milepost.stores.base.export import joined, lines_of
 
         with self._reading("export") as tx:
             # The stored row may name an older newest record. With the current number an import can
@@ -180,7 +180,8 @@ class Keeping(Pruning):
             notes = {entry.record.sequence: entry.note for entry in tx.entries(run_id)}
             records = [(record, notes.get(record.sequence)) for record in tx.records(run_id)]
             lines = lines_of(row, records, tx.signals(run_id), functools.partial(self._envelope, run_id))
-        return b"\n".join(lines) + b"\n"
+        proofs = [self.seals.check(run_id, record) for record, _ in records] if self.seals.is_keyed else [False]
+        return joined(lines, self.seals, is_verified=all(proofs))
 
     def _envelope(self, run_id: str, record: Record) -> bytes:
         """Return the envelope of a record. Raise `CheckpointIntegrityError` if the store lacks the key to open it."""
@@ -200,11 +201,13 @@ class Keeping(Pruning):
         groups: builtins.list[_Group] = []
         bases: dict[bytes, Base] = {}
         for records, note in _groups(copy):
-            seal = functools.partial(self._sealed, run_id)
+            seal = functools.partial(self._sealed, run_id, is_verified=copy.is_verified)
             if self.keeps_differences:
                 stored, bases = chained(records, bases, seal, compressing=self.compresses_differences)
             else:
                 stored = tuple(map(seal, records))
+            if self._keeper is not None and note is not None:
+                stored = tuple([self._keeper.keep(run_id, each, note, is_verified=copy.is_verified) for each in stored])
             groups.append((stored, note))
         self._change("import", functools.partial(self._keep_copy, copy, groups))
         return run_id
