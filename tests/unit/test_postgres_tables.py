@@ -208,6 +208,10 @@ def test_an_empty_schema_of_another_role_gets_no_tables(postgres: str, database:
 @pytest.mark.parametrize("kind", ["trigger", "rule"])
 def test_a_trigger_or_rule_of_others_is_refused(postgres: str, database: Database, schema: str, kind: str) -> None:
     PostgresStore(postgres, schema=schema).close()
+    tables = database.query(
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = %s::regnamespace", f'"{schema}"'
+    )
+    assert {name for (name,) in tables} == {*postgres_schema._OWN_TABLES}
     database.query(
         f'CREATE TRIGGER "{kind}" BEFORE INSERT ON "{schema}".runs FOR EACH ROW EXECUTE FUNCTION "{schema}".note_tags()'
         if kind == "trigger"

@@ -154,7 +154,7 @@ SELECT 'the rule ' || quote_ident(rulename) || ' of the table ' || relname FROM 
 JOIN ours ON ev_class = ours.oid
 """
 """Name what is not to be trusted: who owns the schema, a table or the function of our triggers, or what acts on a table."""
-_OWN_TABLES = ["migrations", "runs", "records", "signals", "run_tags"]
+_OWN_TABLES = ["migrations", "runs", "records", "signals", "run_tags", "live_events"]
 _OWN_TRIGGERS = ["run_tags_begin", "run_tags_change", "run_tags_end"]
 
 
