@@ -10,9 +10,11 @@ import signal
 import sqlite3
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,6 +251,27 @@ def test_a_lock_held_for_longer_than_the_busy_timeout_is_a_store_error_and_hurts
         other.execute("ROLLBACK")
         other.close()
         assert "written" == write(store, token, 1)
+
+
+def test_a_process_that_waits_for_the_lock_asks_for_it_every_few_milliseconds(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 50:
+            other.execute("ROLLBACK")
+
+    with SQLiteStore(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        token = begin(store, "r")
+        monkeypatch.setattr(sqlite_schema, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        for sequence, verb in enumerate((lambda: write(store, token, 1), lambda: store.renew([token]))):
+            other.execute("BEGIN IMMEDIATE")
+            verb()
+            assert 50 == len(pauses), sequence
+            assert max(pauses) <= 0.004
+            pauses.clear()
 
 
 def test_a_log_that_grew_while_a_reader_was_in_the_way_gives_its_space_back(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from milepost.model.live import LiveBatch, LiveEvent, Place
 from milepost.stores.base.live import beyond
-from milepost.stores.sqlite.schema import _patiently
+from milepost.stores.sqlite.schema import patiently
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class LiveFile:
         try:
             connection.execute("PRAGMA trusted_schema = OFF")
             if is_made:
-                _patiently(_prepare, connection)
+                patiently(lambda: _prepare(connection))
             elif not _is_ours(connection):  # whoever writes to it is about to make the table
                 connection.close()
                 return None

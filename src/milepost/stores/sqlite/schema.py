@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
@@ -264,8 +264,8 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
     `take_over` makes runs from the rows of `checkpoints_v0`, in the same transaction. Raise `StoreVersionError` for
     tables of a newer release, and `StoreError` for a file of another program, which stays unchanged.
     """
-    _patiently(lambda c: _refuse_foreign(c, place), connection)
-    _patiently(_use_wal, connection)
+    patiently(lambda: _refuse_foreign(connection, place))
+    patiently(lambda: _use_wal(connection))
     if _version(connection, place) == VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -290,7 +290,7 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
 
 def check(connection: sqlite3.Connection, place: str) -> None:
     """Raise StoreError unless the database has the tables of this version. Change nothing."""
-    _patiently(lambda c: _refuse_foreign(c, place), connection)
+    patiently(lambda: _refuse_foreign(connection, place))
     found = _version(connection, place)
     if found != VERSION:
         raise StoreError(
@@ -440,16 +440,27 @@ def _version(connection: sqlite3.Connection, place: str) -> int:
     return found
 
 
-def _patiently(act: Callable[[sqlite3.Connection], None], connection: sqlite3.Connection) -> None:
-    # If several connections switch a new file to WAL at once, all but one fail with "locked" without waiting.
-    end = time.monotonic() + BUSY_SECONDS
+T = TypeVar("T")
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.001, 0.004
+"""Seconds between two attempts to get the lock: a part of the time already waited, within these limits."""
+
+
+def patiently(act: Callable[[], T]) -> T:
+    """Call `act` until no other process holds the lock that it needs, for at most `BUSY_SECONDS`.
+
+    SQLite's own wait sleeps for 1, 2, 5, ... 100 ms. A commit holds the lock for a fraction of a millisecond: the process
+    that had it last gets it again, and the others starve. SQLite also fails at once, without a wait, if several
+    connections switch a new file to WAL.
+    """
+    begun = time.monotonic()
     while True:
         try:
-            return act(connection)
+            return act()
         except sqlite3.OperationalError as exc:
-            if getattr(exc, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+            waited = time.monotonic() - begun
+            if getattr(exc, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or waited > BUSY_SECONDS:
                 raise
-            time.sleep(0.01)
+            time.sleep(min(_SHORTEST_WAIT + waited / 8, _LONGEST_WAIT))
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

@@ -49,6 +49,7 @@ of a hostile or damaged file can lead to each other. A list of a million runs ta
 
 _WRITTEN = Verdict("written")
 
+_RUN_NUMBER = "SELECT id FROM runs WHERE run_id = ?"
 # The whole append of the ordinary case: the token is current, no cancel is open, the number is the next one. Otherwise
 # `kind` becomes NULL, and the row is ignored. An INSERT from a SELECT would go through a temporary table.
 _FAST_APPEND = """
@@ -178,6 +179,8 @@ class SQLiteStore(Runs):
         except BaseException:
             writer.close()
             raise
+        # `patiently` waits for the lock instead.
+        writer.execute("PRAGMA busy_timeout = 0")
         self._writer, self._inserter = writer, writer.cursor()
         return writer
 
@@ -339,7 +342,7 @@ class SQLiteStore(Runs):
         """Write `appends` in one commit. Add their verdicts to `verdicts` if and only if the commit took place."""
         writer = self._open()
         try:
-            writer.execute("BEGIN IMMEDIATE")
+            _begin(writer)
             tx = self._guard(SQLiteTransaction(writer))
             verdicts += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
             writer.execute("COMMIT")
@@ -417,7 +420,7 @@ class SQLiteStore(Runs):
         execute = self._inserter.execute
         number = self._run_numbers.get(run_id)
         if number is None:
-            found = execute("SELECT id FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            found = sqlite_schema.patiently(lambda: execute(_RUN_NUMBER, (run_id,)).fetchone())
             if found is None:
                 return False
             number = self._run_numbers[run_id] = found[0]
@@ -427,7 +430,7 @@ class SQLiteStore(Runs):
         state = bytearray(payload) if payload is not None and size < SMALLEST else payload
         place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
         values = (*place, node_id, visit, size, packing, text, state)
-        if execute(_FAST_APPEND, values).rowcount == 1:
+        if sqlite_schema.patiently(lambda: execute(_FAST_APPEND, values)).rowcount == 1:
             return True
         self._run_numbers.pop(run_id, None)
         return False
@@ -483,11 +486,16 @@ class SQLiteStore(Runs):
             return self.clock.time()
 
 
+def _begin(connection: sqlite3.Connection) -> None:
+    """Begin a write transaction, once no other process has one open."""
+    sqlite_schema.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+
+
 @contextmanager
 def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
     """Open a write transaction, which is undone if its block raises."""
     try:
-        connection.execute("BEGIN IMMEDIATE")
+        _begin(connection)
         yield
         connection.execute("COMMIT")
     except BaseException:
