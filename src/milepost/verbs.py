@@ -825,7 +825,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         `args` and the entries of `inputs` are inputs; a keyword in `given` is one unless it names an option. Raises
         TypeError for an input that is given both by its name and in `inputs`.
         """
-        named, options = _without_options(given)
+        named, options = split_options(given)
         twice = sorted(set(named) & set(inputs or ()))
         if twice:
             raise TypeError(f"workflow {self.name!r}: input {twice[0]!r} is given twice, by its name and in inputs=")
@@ -853,7 +853,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         """
         rest = dict(given)
         inputs = rest.pop("inputs", None)
-        named, options = _without_options(rest)
+        named, options = split_options(rest)
         if not (named or inputs):
             return bound, options
         if bound is not None:
@@ -941,7 +941,7 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         return self._job(store, run_id, rest).astream(values)
 
 
-def _without_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split keywords into those that name no option, and options."""
     options = {name: value for name, value in given.items() if name in option_names()}
     return {name: value for name, value in given.items() if name not in options}, options

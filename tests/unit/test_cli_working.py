@@ -160,6 +160,19 @@ def test_start_takes_a_target_and_a_store(workshop: Workshop) -> None:
     assert (workshop.folder / ".milepost" / "runs.db").exists()
 
 
+def test_start_by_name_needs_no_code(workshop: Workshop) -> None:
+    assert "n-1\n" == workshop.call("start", "orders", '{"id": "a"}', "--run-id", "n-1", *STORE).out
+    assert "n-2\n" == workshop.call("start", "orders", "-i", "id=5", "--run-id", "n-2", *STORE).out
+    for shown in (workshop.call("show", "n-1", *STORE).out, workshop.call("show", "n-1", "--json", *STORE).json["why"]):
+        assert "it was started by name, and no worker knows flow 'orders' so far" in shown
+    assert 0 == workshop.call("worker", "--until-idle", *APP).code
+    assert ("finished", "blocked") == (workshop.status("n-1"), workshop.status("n-2"))
+    shown = workshop.call("show", "n-2", "--json", *STORE).json
+    assert "input.id should be str, but it is an integer" in shown["why"]
+    assert "mend the cause, then milepost resume n-2 [TARGET] goes on" in shown["why"]
+    assert 2 == workshop.call("start", "orders", "{", *STORE).code
+
+
 def test_start_waits_for_its_time(workshop: Workshop) -> None:
     moment = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     workshop.start("later", "-i", "id=a", "--at", moment.isoformat())

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from milepost.errors import CheckpointCorruptError
+from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import read_history
+from milepost.model.beginning import PAGE, find_start, start_in
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.ranges import Ranges, is_live
@@ -47,10 +50,24 @@ Origin = tuple[str, str]
 NO_ORIGIN: Origin = ("unknown", "0" * 16)
 
 
+def start_of(store: Store, run_id: str, check: Callable[[Record], object] | None = None) -> Record | None:
+    """Return the start record of a run, completed if the run was started by name; None if it has none.
+
+    `check` is called with each record that it is made of.
+    """
+    search = find_start()
+    kind, after = next(search)
+    while True:
+        try:
+            kind, after = search.send(store.read(run_id, kinds=(kind,), after=after, limit=PAGE))
+        except StopIteration as stop:
+            return start_in(stop.value, check)
+
+
 def origin_of(store: Store, run_id: str) -> Origin:
     """Return the origin that the run's start record gives; `NO_ORIGIN` for a run without one."""
-    begun = store.read(run_id, kinds=(START,), limit=1)
-    return origin_in(begun[0]) if begun else NO_ORIGIN
+    begun = start_of(store, run_id)
+    return NO_ORIGIN if begun is None else origin_in(begun)
 
 
 def origin_in(begun: Record) -> Origin:
@@ -159,9 +176,9 @@ class Marked:
         if history.start is not None:
             fields, origin = history.start.fields, origin_in(history.start.record)
             run = {"begun_at": fields.get("timestamp"), "version": fields.get("flow_version")}
-        for entry in sorted(history.done.values(), key=attrgetter("sequence")):
-            results.pop(entry.record.node_id, None)
-            results[entry.record.node_id] = _result_of(entry.record)
+        for step_id, result in _results_in(history).items():
+            results.pop(step_id, None)
+            results[step_id] = result
         for step_id in history.undone.keys() & results.keys():
             # A run that goes on from here must not undo it once more.
             results[step_id].pop("rollback", None)
@@ -221,16 +238,30 @@ def marked_of(store: Store, run_id: str) -> Marked | None:
     Raise `CheckpointCorruptError` for a record that was changed.
     """
     live = store.get_run(run_id).live
-    begun = store.read(run_id, kinds=(START,), limit=1)
-    if begun and not is_of_steps(begun):
+    begun = start_of(store, run_id)
+    if begun is not None and not is_of_steps([begun]):
         return None
     records = store.read(run_id, kinds=TOLD_BY)
-    if not is_of_steps(records):
+    if begun is None and not is_of_steps(records):
         return None
+    check = partial(store.seals.check, run_id)
     for record in records:
         if not record.is_foreign:
-            store.seals.check(run_id, record)
-    return Marked(records, live)
+            check(record)
+    whole = start_of(store, run_id, check)
+    return Marked(records if whole is None else [whole, *records[1:]], live)
+
+
+def results_of(history: JournalHistory) -> dict[str, dict[str, Any]]:
+    """Return the results of all steps that are done, by id, as plain JSON; a step made of others repeats their outputs."""
+    results = _results_in(history)
+    _show_parts(results)
+    return results
+
+
+def _results_in(history: JournalHistory) -> dict[str, dict[str, Any]]:
+    done = sorted(history.done.values(), key=attrgetter("sequence"))
+    return {entry.record.node_id: _result_of(entry.record) for entry in done}
 
 
 def _result_of(record: Record) -> dict[str, Any]:

@@ -347,8 +347,10 @@ def show(invocation: Invocation, run_id: str, watch: bool) -> int:
 
             redrawn(
                 follow(store, run_id, is_replayed=is_of_steps),
-                lambda records: view_run(store.latest(run_id), records, store.place, is_of_steps),
+                # Of a run that was started by name nobody knows what it is before a worker takes it.
+                lambda records: view_run(store.latest(run_id), records, store.place, is_workflow(store, run_id)),
             )
+            is_of_steps = is_workflow(store, run_id)
             info = store.get_run(run_id).info
             latest, records = store.latest(run_id), records_of(store, run_id)
             print_view(invocation, view_run(latest, records, store.place, is_of_steps, info.error))
@@ -432,7 +434,7 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
         info = store.get_run(run_id).info
         is_of_steps = is_workflow(store, run_id)
         flow = _Undecoded(info.flow, "workflow" if is_of_steps else "graph")
-        chronicle = Chronicle(run_id, cast("Flow", flow), _result_of if flow.front == "workflow" else None)
+        chronicle = Chronicle(run_id, cast("Flow", flow), _result_of)
         shown_status, maps = "", MapProgress()
         for records, found in follow(store, run_id, after, is_replayed=is_of_steps):
             info = found

@@ -10,8 +10,27 @@ import click
 
 from milepost.cli.keeping import check_that_somebody_can_be_asked, is_agreed
 from milepost.cli.looking import FILTERS, find_runs, read_filters, stopping
-from milepost.cli.places import FAILED, OK, Invocation, app_option, by_option, command, optional_app_option
-from milepost.cli.targets import found_flow, opened_engine, read_input, read_json, read_pairs, read_time, split_input
+from milepost.cli.places import (
+    FAILED,
+    OK,
+    Invocation,
+    app_option,
+    by_option,
+    chosen_app,
+    command,
+    open_or_make,
+    optional_app_option,
+)
+from milepost.cli.targets import (
+    found_flow,
+    opened_engine,
+    read_input,
+    read_json,
+    read_pairs,
+    read_plain,
+    read_time,
+    split_input,
+)
 from milepost.cli.text import to_json
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
@@ -62,14 +81,19 @@ def start(
     """Record a run for a worker to take up, and print its id.
 
     FLOW is module:flow or path.py:flow or the name of one of the app's flows; it may be left out if the app has one. INPUT
-    is the initial state of a graph, or an object of the inputs of a workflow, as JSON, or - to read it.
+    is the initial state of a graph, or an object of the inputs of a workflow, as JSON, or - to read it. Without an app FLOW
+    may be the name of any flow: its code is not needed, and the worker that takes the run checks the input.
     """
     moment = None if at is None else read_time(at, "--at")
     name, text = split_input(flow, input)
     wanted = read_pairs(tags, "--tag")
-    with found_flow(invocation, name) as (found, open_engine):
-        bound = Bound(found, read_input(found, text, fields))
-        info = open_engine().start(bound, run_id=run_id, at=moment, if_exists=if_exists, tags=wanted).info()
+    options: dict[str, Any] = {"run_id": run_id, "at": moment, "if_exists": if_exists, "tags": wanted}
+    if name is not None and ":" not in name and (text or fields) and chosen_app(invocation) is None:
+        with open_or_make(invocation) as store:
+            info = Engine(store).start(name, read_plain(text, fields), **options).info()
+    else:
+        with found_flow(invocation, name) as (found, open_engine):
+            info = open_engine().start(Bound(found, read_input(found, text, fields)), **options).info()
     if invocation.is_json:
         print(to_json({"run_id": info.run_id, "status": info.status, "wake_at": iso(info.wake_at)}))
     else:

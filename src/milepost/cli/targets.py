@@ -125,12 +125,7 @@ def read_input(flow: Runnable, text: str | None, fields: Sequence[str]) -> Any:
     A state for a graph, inputs by name for a workflow. Raises `click.UsageError`, which names the field, where that gives
     none.
     """
-    if text is not None and fields:
-        raise click.UsageError("give the input either as JSON or as --input key=value, not both")
-    if text == "-":
-        text = sys.stdin.read()
-    if text is None:
-        text = json.dumps({key: _value(value) for key, value in read_pairs(fields, "--input").items()})
+    text = _input_text(text, fields)
     try:
         if isinstance(flow, Workflow):
             return _inputs(flow, text)
@@ -139,6 +134,20 @@ def read_input(flow: Runnable, text: str | None, fields: Sequence[str]) -> Any:
         message = str(exc).replace("the record", "the input").partition(": pass ")[0]
         kind = "does not fit workflow" if isinstance(flow, Workflow) else "is no state of flow"
         raise click.UsageError(f"the input {kind} {flow.name!r}: {message}") from exc
+
+
+def read_plain(text: str | None, fields: Sequence[str]) -> Any:
+    """Read the input of a flow whose code is not at hand, as `read_input` does."""
+    return read_json(_input_text(text, fields), "the input")
+
+
+def _input_text(text: str | None, fields: Sequence[str]) -> str:
+    """Return an input as JSON text."""
+    if text is not None and fields:
+        raise click.UsageError("give the input either as JSON or as --input key=value, not both")
+    if text is None:
+        return json.dumps({key: _value(value) for key, value in read_pairs(fields, "--input").items()})
+    return sys.stdin.read() if text == "-" else text
 
 
 def _inputs(flow: Workflow[..., Any], text: str) -> dict[str, Any]:

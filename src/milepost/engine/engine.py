@@ -14,16 +14,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from milepost.engine.authorize import Authorize, Gate
+from milepost.engine.by_name import bound, read_arguments
 from milepost.errors import OptionError, RunNotFoundError, StoreClosedError, StoreError, no_attribute, shown
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
 from milepost.executor.signals import CancelOutcome, SignalOutcome
+from milepost.executor.start import enqueue_by_name
 from milepost.model.events import Hook
-from milepost.model.ids import SYSTEM, Clock
+from milepost.model.ids import SYSTEM, Clock, new_nonce, new_run_id
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.options import BulkFilters, EngineOptions, Options, RunFilters, RunOptions, merge_options, start_time
-from milepost.store import ACTIVE, RunRow, Store, check_id
+from milepost.store import ACTIVE, RunRow, Store, check_id, check_run_id
 from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, flow_of, store_of
 
@@ -419,14 +421,24 @@ class Engine:
         at: datetime | None = None,
         **options: Unpack[CheckedOptions],
     ) -> RunHandle[T]: ...
+    @overload
     def start(
-        self, flow: AnyFlow, *args: Any, run_id: str | None = None, at: datetime | None = None, **options: Any
+        self, flow: str, *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        at: datetime | None = None, **options: Any,
+    ) -> RunHandle[Any]: ...  # fmt: skip
+    def start(
+        self, flow: AnyFlow | str, *args: Any, run_id: str | None = None, at: datetime | None = None, **options: Any
     ) -> RunHandle[Any]:
         """Record a run for a worker to claim, at once or from `at` (aware) on, and return its handle.
 
         Nothing runs here. `if_exists` decides about a run that exists. error: it is refused. resume, retry: it is made
         ready if those verbs would go on with it. continue: a run that has ended is made ready for a new turn.
         return: its handle is returned.
+
+        `flow` may be the name of a flow. Then its code is not needed, and the input is plain JSON: one argument, a
+        graph's state or a workflow's inputs by name, or keywords. If the engine has the flow, the input is checked here;
+        if not, by the first worker that takes the run: it blocks a run whose input does not fit (`blocked_by="input"`).
+        `if_exists` is "error" or "return" then, and inputs are compared as JSON.
 
         >>> engine = Engine(store, flows=[doubling])
         >>> handle = engine.start(doubling, 21, run_id="r-1")
@@ -436,6 +448,10 @@ class Engine:
         >>> handle.result()
         42
         """
+        if isinstance(flow, str) and flow not in self.flows:
+            run_id, routine = self._queued_by_name(flow, args, run_id, at, options)
+            drive(routine, run_id, self._bound["clock"], wakes=self.store)
+            return self._handle(run_id)
         job, given, seconds = self._queued(flow, args, run_id, at, options)
         job.enqueue(given, seconds)
         return self._handle(job.run.run_id, job.flow)
@@ -459,10 +475,19 @@ class Engine:
         at: datetime | None = None,
         **options: Unpack[CheckedOptions],
     ) -> RunHandle[T]: ...
+    @overload
     async def astart(
-        self, flow: AnyFlow, *args: Any, run_id: str | None = None, at: datetime | None = None, **options: Any
+        self, flow: str, *args: Any, run_id: str | None = None, inputs: Mapping[str, Any] | None = None,
+        at: datetime | None = None, **options: Any,
+    ) -> RunHandle[Any]: ...  # fmt: skip
+    async def astart(
+        self, flow: AnyFlow | str, *args: Any, run_id: str | None = None, at: datetime | None = None, **options: Any
     ) -> RunHandle[Any]:
         """Await the record: the async form of `start`."""
+        if isinstance(flow, str) and flow not in self.flows:
+            run_id, routine = self._queued_by_name(flow, args, run_id, at, options)
+            await adrive(routine, run_id, self._bound["clock"], wakes=self.store)
+            return self._handle(run_id)
         job, given, seconds = self._queued(flow, args, run_id, at, options)
         await job.aenqueue(given, seconds)
         return self._handle(job.run.run_id, job.flow)
@@ -775,21 +800,42 @@ class Engine:
         return RunHandle(self.store, run_id, flow, find=self._known().get, gate=self._gate, bound=self._bound)
 
     def _queued(
-        self, flow: AnyFlow, args: tuple[Any, ...], run_id: str | None, at: datetime | None, options: Mapping[str, Any]
+        self,
+        flow: AnyFlow | str,
+        args: tuple[Any, ...],
+        run_id: str | None,
+        at: datetime | None,
+        options: Mapping[str, Any],
     ) -> tuple[Job, Any, float]:
         seconds = start_time(at)
-        job, given = self._job_to_start(flow, args, run_id, options)
-        name = job.flow.name
+        if isinstance(flow, str):
+            given, options = read_arguments(flow, args, options)
+            flow, args = bound(self.flows[flow], given), ()
+        job, state = self._job_to_start(flow, args, run_id, options)
+        self._warn_not_taken(job.flow.name, job.run.run_id)
+        return job, state, seconds
+
+    def _queued_by_name(
+        self, flow: str, args: tuple[Any, ...], run_id: str | None, at: datetime | None, options: Mapping[str, Any]
+    ) -> tuple[str, Routine[None]]:
+        """Return the id of a run of a flow that the engine does not have, and the routine that records it."""
+        given, rest = read_arguments(flow, args, options)
+        known, seconds = merge_options(self._bound, rest), start_time(at)
+        run_id = new_run_id(known.clock.time()) if run_id is None else check_run_id(run_id)
+        self._warn_not_taken(flow, run_id)
+        return run_id, enqueue_by_name(self.store, run_id, flow, given, known, new_nonce, seconds)
+
+    def _warn_not_taken(self, name: str, run_id: str) -> None:
+        """Log once that no worker of this engine takes runs of the flow `name`."""
         if self.flows and name not in self.flows and name not in self._not_taken:
             self._not_taken.add(name)
             logging.getLogger("milepost").warning(
                 "flow %r is started and is not among the flows of its engine: no worker of that engine takes run %r; "
                 "give it to Engine(flows=[...])",
                 name,
-                job.run.run_id,
-                extra={"run_id": job.run.run_id},
+                run_id,
+                extra={"run_id": run_id},
             )
-        return job, given, seconds
 
     def _new_job(
         self, flow: Flow, run_id: str | None, options: Mapping[str, Any], request: ResumeRequest | None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from milepost.drivers.live import live_writer
 from milepost.engine.authorize import Gate
 from milepost.engine.following import Follower
+from milepost.engine.raw import raw_flow
 from milepost.engine.watching import (
     WorkflowView,
     await_output,
@@ -109,30 +110,40 @@ class RunHandle(Generic[R]):
 
     # -- waiting -------------------------------------------------------------------------------------
 
-    def result(self, timeout: float | timedelta | None = None) -> R:
+    @overload
+    def result(self, timeout: float | timedelta | None = None, *, raw: Literal[False] = False) -> R: ...
+    @overload
+    def result(self, timeout: float | timedelta | None = None, *, raw: Literal[True]) -> Any: ...
+    def result(self, timeout: float | timedelta | None = None, *, raw: bool = False) -> Any:
         """Wait for the end, and return the output or raise the error that the run ended with.
 
         A cancelled run raises `RunCancelled`, a blocked one `RunNotResumableError`. After `timeout` seconds, with 0
-        after one look, TimeoutError is raised; the run is not touched by that.
+        after one look, TimeoutError is raised; the run is not touched by that. With `raw` the output is plain JSON, as
+        it is recorded, and the flow's code is not needed.
         """
-        return cast("R", self._run(self._on(await_result, timeout)))
+        return self._run(self._on(await_result, timeout, raw=raw))
 
-    async def aresult(self, timeout: float | timedelta | None = None) -> R:
+    @overload
+    async def aresult(self, timeout: float | timedelta | None = None, *, raw: Literal[False] = False) -> R: ...
+    @overload
+    async def aresult(self, timeout: float | timedelta | None = None, *, raw: Literal[True]) -> Any: ...
+    async def aresult(self, timeout: float | timedelta | None = None, *, raw: bool = False) -> Any:
         """Await the end: the async form of `result`."""
-        return cast("R", await self._arun(self._on(await_result, timeout)))
+        return await self._arun(self._on(await_result, timeout, raw=raw))
 
-    def output(self, name: str, timeout: float | timedelta | None = None) -> Any:
+    def output(self, name: str, timeout: float | timedelta | None = None, *, raw: bool = False) -> Any:
         """Wait until the node or step `name` is recorded, and return the state after it or its output.
 
         A step inside another is `outer/inner`. Raises `CheckpointNotFoundError` if the run ends without it, and
         TimeoutError after `timeout` seconds. The type of a step's output is known from the workflow's code, which is
-        played over the record for that: `NonDeterminismError` if the code has changed.
+        played over the record for that: `NonDeterminismError` if the code has changed. With `raw` the state or output is
+        plain JSON, as it is recorded, and the code is not needed.
         """
-        return self._run(self._on(lambda run: await_output(run, name), timeout, is_awaited=False))
+        return self._run(self._on(lambda run: await_output(run, name), timeout, is_awaited=False, raw=raw))
 
-    async def aoutput(self, name: str, timeout: float | timedelta | None = None) -> Any:
+    async def aoutput(self, name: str, timeout: float | timedelta | None = None, *, raw: bool = False) -> Any:
         """Await the record: the async form of `output`."""
-        return await self._arun(self._on(lambda run: await_output(run, name), timeout))
+        return await self._arun(self._on(lambda run: await_output(run, name), timeout, raw=raw))
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """Follow the run from the record after number `after` to its end; -1 gives the start as well.
@@ -270,11 +281,19 @@ class RunHandle(Generic[R]):
         return self._flow
 
     def _on(
-        self, look: Callable[[Run], Routine[T]], timeout: float | timedelta | None = None, *, is_awaited: bool = True
+        self,
+        look: Callable[[Run], Routine[T]],
+        timeout: float | timedelta | None = None,
+        *,
+        is_awaited: bool = True,
+        raw: bool = False,
     ) -> Routine[T]:
-        """Call `look` on the run, for no longer than `timeout`. `is_awaited`: the driver can await coroutines."""
+        """Call `look` on the run, for no longer than `timeout`. `is_awaited`: the driver can await coroutines.
+
+        `raw`: the code of the run's flow is not used.
+        """
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
-        flow = yield from self._known()
+        flow = raw_flow((yield from self._info()).flow) if raw else (yield from self._known())
         limit = None if seconds is None else max(seconds, _AT_ONCE)
         job = Job(flow, self.store, self.run_id, {"run_timeout": limit, **UNAMENDED}, self._bound, ResumeRequest())
         job.run.is_awaited = is_awaited

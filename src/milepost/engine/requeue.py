@@ -14,11 +14,11 @@ from typing import Any
 from milepost.engine.authorize import Gate
 from milepost.executor.checks import ResumeRequest, locked, not_resumable, refused_by_status
 from milepost.executor.effects import Routine
-from milepost.executor.journal import Journal, ask, take
+from milepost.executor.journal import Journal, ask, read_start, take
 from milepost.executor.resume import as_before, make_claim
 from milepost.executor.signals import check_key
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import START, Record, format_time
+from milepost.model.record import Record, format_time
 from milepost.options import merge_options, start_time
 from milepost.store import Claimed, Release, RunRow, RunSnapshot, Store, check_id, check_run_id
 from milepost.workflows.replay import ranges_to_go_on
@@ -106,8 +106,8 @@ def _is_taken_anyway(row: RunRow, now: float, *, reopen: bool) -> bool:
 def _ranges(journal: Journal, request: ResumeRequest, latest: RunSnapshot) -> Routine[tuple[Ranges | None, str | None]]:
     """Do `ranges_to_go_on` for a run of a workflow. A graph goes on at its newest checkpoint: all of its records count."""
     store, run_id = journal.store, journal.run_id
-    begun: list[Record] = yield from ask(store, "read", run_id, limit=1, kinds=(START,))
-    if not begun or begun[0].fields().get("front") != "workflow":
+    begun = yield from read_start(store, run_id)
+    if begun is None or begun.fields().get("front") != "workflow":
         return None, None
     records: list[Record] = yield from ask(store, "read", run_id, before=latest.newest + 1)
     records = [record for record in records if not record.is_foreign]

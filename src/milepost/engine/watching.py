@@ -8,8 +8,10 @@ that it asks for on the way is noted (`WorkflowView`).
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
+from milepost.engine.raw import RawRun
 from milepost.errors import (
     CheckpointNotFoundError,
     MilepostError,
@@ -22,13 +24,13 @@ from milepost.executor.flow import GraphFlow, WaitWork, codec_at, find_node
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import newest_renames, read_history
 from milepost.executor.history_values import StepRecord, parent_of
-from milepost.executor.journal import ask
+from milepost.executor.journal import ask, read_start
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.executor.start import attach
 from milepost.executor.waits import Waits, waits_of
 from milepost.graph.resume import newest_live
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, START, Record
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record
 from milepost.model.results import StepResult, StepType
 from milepost.store import ENDED, RunSnapshot, check_number
 from milepost.workflows.replay import inputs_of, primed_or_over, read
@@ -65,11 +67,10 @@ def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> 
 
 
 def _inputs_of(run: StepRun) -> Routine[Any]:
-    begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
-    if not begun:
+    begun = yield from read_start(run.store, run.run_id, partial(run.store.seals.check, run.run_id))
+    if begun is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
-    run.store.seals.check(run.run_id, begun[0])
-    return run.flow.completed(run.flow.codec.decode(begun[0].state() or b"{}", root="input"))
+    return run.flow.input_of(begun.state() or b"{}")
 
 
 def wait_of(run: Run, wait_id: str) -> Routine[Waits | None]:
@@ -133,6 +134,8 @@ def tell_ends(run: Run, records: list[Record], chronicle: Chronicle) -> Routine[
 
 def _given(run: Run, record: Record) -> Routine[Any]:
     """Return the state in a record of a graph, or the value that a workflow's code got from the recorded step."""
+    if isinstance(run, RawRun):
+        return (yield from run.output_in(record))
     if not isinstance(run, StepRun):
         run.store.seals.check(run.run_id, record)
         return codec_at(run.flow, record.node_id).decode(content_of(record)[1])

@@ -38,6 +38,8 @@ from milepost.store import GOES_ON, RunRow
 if TYPE_CHECKING:
     from milepost.executor.history import JournalHistory
 
+CHOOSE_ANOTHER = "choose another run_id, resume() the run as it is, or pass compare_inputs=False"
+"""What to do about an input that a run did not begin with."""
 MAX_SHOWN = 200
 """The largest number of bytes of an input that an error shows."""
 
@@ -161,13 +163,18 @@ def _problems(flow: Flow) -> Iterator[tuple[str, str, str]]:
 def check_flow(run: Run, row: RunRow) -> None:
     """Raise `WrongFlowError` unless the run is one of this flow, and the errors of `check_recordable`."""
     check_recordable(run)
-    if row.info.flow and row.info.flow != run.flow.name:
+    check_name(run.run_id, row, run.flow.name)
+
+
+def check_name(run_id: str, row: RunRow, flow: str) -> None:
+    """Raise `WrongFlowError` unless the run is one of the flow with this name."""
+    if row.info.flow and row.info.flow != flow:
         raise WrongFlowError(
-            f"run {run.run_id!r} is one of flow {row.info.flow!r}, not of {run.flow.name!r}: resume it with that flow, "
+            f"run {run_id!r} is one of flow {row.info.flow!r}, not of {flow!r}: resume it with that flow, "
             f"or compile this one under its name",
             expected=row.info.flow,
-            found=run.flow.name,
-            differences=(f"the flow is {run.flow.name!r} instead of {row.info.flow!r}",),
+            found=flow,
+            differences=(f"the flow is {flow!r} instead of {row.info.flow!r}",),
         )
 
 
@@ -187,7 +194,7 @@ def input_mismatch(run: Run, begun: Mapping[str, Any], recorded: bytes, given: A
     return InputMismatchError(
         before,
         now,
-        f"{detail}: choose another run_id, resume() the run as it is, or pass compare_inputs=False",
+        f"{detail}: {CHOOSE_ANOTHER}",
         names=names,
     )
 
@@ -195,7 +202,7 @@ def input_mismatch(run: Run, begun: Mapping[str, Any], recorded: bytes, given: A
 def _other_inputs(run: Run, digests: Mapping[str, str], recorded: bytes, given: Any) -> tuple[tuple[str, ...], str]:
     """Return the names of the inputs that differ, and a description of the differences."""
     if not digests:
-        return ("state",), _both(recorded, run.flow.codec.encode(given)) or "the states are too long to show"
+        return ("state",), both_inputs(recorded, run.flow.codec.encode(given)) or "the states are too long to show"
     flow = cast("StepFlow", run.flow)
     now, usual = flow.digests(given), flow.digests(flow.defaults())
     names = [name for name in digests if digests[name] != now.get(name)]
@@ -204,12 +211,13 @@ def _other_inputs(run: Run, digests: Mapping[str, str], recorded: bytes, given: 
     new = msgspec.json.decode(flow.codec.encode(given), type=dict[str, msgspec.Raw])
     changes = []
     for name in names:
-        shown = _both(bytes(parts.get(name, b"nothing")), bytes(new.get(name, b"nothing")))
+        shown = both_inputs(bytes(parts.get(name, b"nothing")), bytes(new.get(name, b"nothing")))
         changes.append(f"input {name!r}" + (f" ({shown})" if shown else ""))
     return tuple(names), ", ".join(changes)
 
 
-def _both(recorded: bytes, given: bytes) -> str:
+def both_inputs(recorded: bytes, given: bytes) -> str:
+    """Return a text that shows two inputs, recorded as JSON; "" if they are too long."""
     shown = [plain_text(text.decode("utf-8", "replace")) for text in (recorded, given)]
     return "" if max(map(len, shown)) > MAX_SHOWN else f"recorded {shown[0]}, given {shown[1]}"
 

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from milepost.errors import CheckpointCorruptError, MilepostError
+import msgspec
+
+from milepost.errors import CheckpointCorruptError, DeserializeStateError, MilepostError
 from milepost.executor.flow import Flow, codec_at
 from milepost.executor.history_values import parent_of, refused_answer, wait_of
+from milepost.model.beginning import BEGIN, is_incomplete
 from milepost.model.events import (
     AttemptFailed,
     Event,
@@ -90,7 +93,8 @@ class Chronicle:
             return  # from outside, or damaged: verify() reports that
         if self._began is None:
             self._began = common["timestamp"]
-        if record.kind == START or (record.kind == OWNER and fields.get("verb") != "delete"):
+        self._is_workflow = self._is_workflow or fields.get("front") == "workflow"
+        if record.kind == START or (record.kind == OWNER and fields.get("verb") not in {BEGIN, "delete"}):
             yield self._started(record, fields, common)
         elif record.kind == CHECKPOINT:
             self._unended.pop(record.node_id, None)
@@ -116,15 +120,24 @@ class Chronicle:
         self._final = None
         since = fields.get("from", -1)
         self._unended = {step: failed for step, failed in self._unended.items() if failed[0] <= since}
-        self._is_workflow = self._is_workflow or fields.get("front") == "workflow"
         is_turn = fields.get("verb") == CONTINUE
         if is_turn:
             self._began = common["timestamp"]
-        given = self._flow.codec.decode(record.state() or b"null") if is_first or is_turn else None
+        given = self._given(record, fields) if is_first or is_turn else None
         resumed = None if is_first else self._resumed(fields)
         if self._is_workflow:
             return WorkflowStarted(workflow_name=self._flow.name, inputs=given or {}, resumed=resumed, **common)
         return RunStarted(flow=self._flow.name, input=given, resumed=resumed, **common)
+
+    def _given(self, record: Record, fields: dict[str, Any]) -> Any:
+        """Return the input of a run or turn; plain JSON if the run was started by name, and the input does not fit."""
+        data = record.state() or b"null"
+        if record.kind == OWNER or not is_incomplete(fields):
+            return self._flow.codec.decode(data)
+        try:
+            return self._flow.input_of(data)
+        except DeserializeStateError:
+            return msgspec.json.decode(data)
 
     def _completed(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
         duration = fields.get("duration_ms", 0.0)

@@ -360,6 +360,13 @@ class Flow(Protocol):
         """Describe how this flow differs from a recorded `shape`: one sentence for each difference, () for none."""
         ...
 
+    def input_of(self, data: bytes) -> Any:
+        """Decode an input that was recorded, or plain JSON; a workflow's with the defaults of what it lacks.
+
+        Raises `DeserializeStateError`.
+        """
+        ...
+
     def inputs_hash(self, state: Any) -> str:
         """Return a digest of a run's input: 64 hex digits, the same for equal values in every process."""
         ...

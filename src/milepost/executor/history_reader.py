@@ -24,6 +24,7 @@ from milepost.executor.history_values import (
     left_of_pause,
     parent_of,
 )
+from milepost.model.beginning import completed, completes, is_incomplete
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
@@ -227,6 +228,9 @@ class _Builder:
             self.finish = entry
         elif kind == OWNER:
             self._claimed(fields, record.sequence)
+            if completes(fields) and self.start is not None and is_incomplete(self.start.fields):
+                whole = completed(self.start.record, fields, record.state())
+                self.start = StepRecord(self.start.sequence, whole.fields(), whole)
             amends = int(fields.get("overrides", fields.get("from", -1)))
             if record.payload is not None:
                 self.overrides[amends] = record.state() or b"", fields.get("updates")

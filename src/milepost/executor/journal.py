@@ -7,7 +7,7 @@ consequence; `give_up` ends the hold. A run without a store has a `NullJournal`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from milepost.errors import (
 from milepost.executor.effects import Ask, Drop, LeaseView, Routine, Write
 from milepost.executor.flow import StateCodec
 from milepost.executor.history_values import PendingRecord, around
+from milepost.model.beginning import PAGE, find_start, start_in
 from milepost.model.failure import describe, failure_fields, first_line
 from milepost.model.ids import this_process
 from milepost.model.record import (
@@ -67,6 +68,21 @@ def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
             store=store.place,
             op=method,
         ) from exc
+
+
+def read_start(store: Store, run_id: str, check: Callable[[Record], object] | None = None) -> Routine[Record | None]:
+    """Return the start record of a run, completed if the run was started by name; None if it has none.
+
+    `check` is called with each record that it is made of.
+    """
+    search = find_start()
+    kind, after = next(search)
+    while True:
+        page: list[Record] = yield from ask(store, "read", run_id, kinds=(kind,), after=after, limit=PAGE)
+        try:
+            kind, after = search.send(page)
+        except StopIteration as stop:
+            return start_in(stop.value, check)
 
 
 def take(store: Store, method: str, request: NewRun | Claim, epoch: int, was: Release) -> Routine[Any]:

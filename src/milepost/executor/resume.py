@@ -30,6 +30,7 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.executor import journal
+from milepost.executor.beginning import Completion, is_misfit, is_unread
 from milepost.executor.checks import (
     Amendment,
     ResumeRequest,
@@ -45,6 +46,7 @@ from milepost.executor.history import JournalHistory
 from milepost.executor.history_values import StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
+from milepost.model.beginning import BEGIN
 from milepost.model.failure import describe, first_line, message_of, place
 from milepost.model.ranges import Ranges
 from milepost.model.record import CONTINUE, FINISH, OWNER, Record, format_time, make_record
@@ -82,7 +84,7 @@ def take(
     entered = yield from _entered(run) if examined.live is not None else _nothing()
     inside: Record | None = examined.at
     reroute: bool | None = examined.reroute
-    updates = None
+    updates, completion = None, run.completion or Completion(None, {})
     if amendment is not None and amendment.updates is not None and inside is not None:
         updates = msgspec.Raw(amendment.updates)
     now, sequence = format_time(options.clock.time()), examined.newest + 1
@@ -96,13 +98,14 @@ def take(
         examined.point.sequence,
         now=now,
         entered=entered,
-        state=None if amendment is None else amendment.data,
+        state=completion.state if amendment is None else amendment.data,
         fields={
             "entry": run.flow.entry if is_turn else None,
             "turn": options.turn_id if is_turn else None,
             "overrides": inside.sequence if inside is not None and (amendment or reroute is not None) else None,
             "updates": updates,
             "reroute": reroute,
+            **completion.fields,
         },
         live=examined.live,
         reason=examined.info.superseded or ("the owner before it was gone" if row.lease == "ended" else None),
@@ -433,7 +436,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         run.journal.sequence = latest.newest
         run.claims = sum(record.kind == OWNER for record in latest.tail)
         is_ending = _is_ending(run, latest.row)
-        if is_ending and not run.is_replayed:
+        if is_ending and (not run.is_replayed or is_unread(latest)):
             return (yield from run.hold(run.end(None, latest.row), None))
         request = ResumeRequest()
         examined = yield from run.find(request, latest)
@@ -446,8 +449,11 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         raise
     except BaseException as exc:
         if not run.journal.is_released and not run.journal.is_dropped:
-            if isinstance(exc, MilepostError) and not isinstance(exc, StoreError):
-                giving_up: Routine[Any] = _give_back(run, latest, f"{REFUSED}{exc}")
+            if latest is not None and is_misfit(exc, latest):
+                run.status = "blocked"
+                giving_up: Routine[Any] = run.journal.give_up(Release("blocked", first_line(exc), blocked_by="input"))
+            elif isinstance(exc, MilepostError) and not isinstance(exc, StoreError):
+                giving_up = _give_back(run, latest, f"{REFUSED}{exc}")
             elif isinstance(exc, Exception):
                 giving_up = run.journal.give_up(run.crash(f"it could not be read ({first_line(exc)})", free_crashes=0))
             elif run.is_stopped_by(exc) or not run.claims:
@@ -456,17 +462,20 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
                 giving_up = run.journal.give_up(run.crash(f"its code raised {describe(exc)}"))
             yield from run.journal.let_go(giving_up)
         raise
-    if run.renames.given and not is_ending:
-        yield from _record_renames(run)
-    return (yield from _go(run, request, examined, None, is_ending=is_ending))
+    return (yield from _go(run, request, examined, None, is_ending=is_ending, is_claimed=True))
 
 
-def _record_renames(run: Run) -> Routine[None]:
-    """Record the renames of a run that a worker has claimed: its claim was written before they were known."""
+def _recording_found(run: Run, body: Routine[Any]) -> Routine[Any]:
+    """Record what a worker has learned of a run since its claim was written, its input and its renames, then go on."""
     journal = run.journal
-    record = journal.make(OWNER, "", 1, verb="rename", renames=run.renames.as_fields(journal.sequence + 1))
-    yield from journal.write((record,))
-    run.renamed_at = record.sequence
+    if run.completion is not None:
+        state, fields = run.completion
+        yield from journal.write((journal.make(OWNER, state=state, **{"verb": BEGIN, "from": 0, **fields}),))
+    if run.renames.given:
+        record = journal.make(OWNER, "", 1, verb="rename", renames=run.renames.as_fields(journal.sequence + 1))
+        yield from journal.write((record,))
+        run.renamed_at = record.sequence
+    return (yield from body)
 
 
 def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
@@ -482,11 +491,19 @@ def give_back(run: Run, token: Token, reason: str) -> Routine[None]:
 
 
 def _go(
-    run: Run, request: ResumeRequest, examined: Any, amendment: Amendment | None, *, is_ending: bool
+    run: Run,
+    request: ResumeRequest,
+    examined: Any,
+    amendment: Amendment | None,
+    *,
+    is_ending: bool,
+    is_claimed: bool = False,
 ) -> Routine[Any]:
-    """Go on with a run that this call owns, or carry out its open cancel."""
+    """Go on with a run that this call owns, or carry out its open cancel. `is_claimed`: a worker's claim took it."""
     run.info = examined.info
     body = run.end(examined, examined.row) if is_ending else run.go_on(request, examined, amendment)
+    if is_claimed and not is_ending:
+        body = _recording_found(run, body)
     return (yield from run.hold(body, examined.state if amendment is None else amendment.state))
 
 
@@ -593,6 +610,7 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: MilepostError |
 
 def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]:
     """Read the newest snapshot of the run. None after a wait for another owner: the caller has to look again."""
+    run.completion = None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:

@@ -40,6 +40,7 @@ from milepost.options import Options
 from milepost.store import ENDED, Release, RunRow, RunSnapshot, Store, cancel_text
 
 if TYPE_CHECKING:
+    from milepost.executor.beginning import Completion
     from milepost.executor.checks import Amendment, ResumeRequest
     from milepost.model.events import Event
     from milepost.model.info import Wait
@@ -59,6 +60,7 @@ class Run(ABC):
     __slots__ = (
         "checked",
         "claims",
+        "completion",
         "crashes",
         "flow",
         "followed_at",
@@ -98,6 +100,8 @@ class Run(ABC):
         """For a run that a worker has: the number of claims since its newest checkpoint, this one included."""
         self.crashes = 0
         """The number of crashes in a row, without a checkpoint in between, at the time when a worker took the run."""
+        self.completion: Completion | None = None
+        """What the owner record of this call adds to the start record; None unless it is the first to read the input."""
         self.journal = NullJournal(run_id, options) if store is None else Journal(store, run_id, options)
         self.is_recorded = self.journal.is_recorded
         """True if the run has a store."""

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from milepost.errors import CheckpointCorruptError, SerializeStateError, SignalRefusedError, StateTypeError
 from milepost.executor.effects import Routine
 from milepost.executor.history_reader import read_history
-from milepost.executor.journal import ask
+from milepost.executor.journal import ask, read_start
 from milepost.executor.waits import MessageCodec, Waits, reply_with
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges
-from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
+from milepost.model.record import CHECKPOINT, ROLLBACK, Record
 from milepost.store import RunRow, Signal, Store, check_id
 
 SignalOutcome = Literal["taken", "kept", "duplicate"]
@@ -121,9 +121,9 @@ def _has_rollbacks(store: Store, run_id: str, live: Ranges) -> Routine[bool]:
 
     True as well for a record that cannot be read: it may be such a step, and only a replay can find out.
     """
-    begun: list[Record] = yield from ask(store, "read", run_id, limit=1, kinds=(START,))
     try:
-        if not begun or begun[0].fields().get("front") != "workflow":
+        begun = yield from read_start(store, run_id)
+        if begun is None or begun.fields().get("front") != "workflow":
             return False
         records: list[Record] = yield from ask(store, "read", run_id, kinds=(CHECKPOINT, ROLLBACK))
         return bool(read_history(records, live).rollbacks_due)

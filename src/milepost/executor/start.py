@@ -8,12 +8,19 @@ anything.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
+from milepost.codec.plain import JsonCodec
+from milepost.codec.plan import encode_sorted
 from milepost.errors import (
     CheckpointWriteError,
+    DeserializeStateError,
+    InputMismatchError,
     MilepostError,
     RunExistsError,
     RunNotResumableError,
@@ -21,19 +28,29 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.checks import ResumeRequest, check_flow, input_mismatch, not_resumable
+from milepost.executor.beginning import facts_of, read_input
+from milepost.executor.checks import (
+    CHOOSE_ANOTHER,
+    ResumeRequest,
+    both_inputs,
+    check_flow,
+    check_name,
+    input_mismatch,
+    not_resumable,
+)
 from milepost.executor.continuation import is_known
 from milepost.executor.effects import Routine
-from milepost.executor.journal import ask, take
+from milepost.executor.journal import Journal, ask, read_start, take
 from milepost.executor.resume import await_change, make_ready, resume
 from milepost.executor.run import Run
+from milepost.model.beginning import completed, is_incomplete
 from milepost.model.failure import (
     describe,
     place,
 )
-from milepost.model.record import CONTINUE, FAILURE, FINISH, START, Record, make_record
-from milepost.options import without_amendments
-from milepost.store import ENDED, NewRun, Release, RunRow, RunSnapshot, Token
+from milepost.model.record import CONTINUE, FAILURE, FINISH, START, Record, format_time, make_record
+from milepost.options import Options, without_amendments
+from milepost.store import ENDED, GOES_ON, NewRun, Release, RunRow, RunSnapshot, Store, Token
 
 logger = logging.getLogger("milepost")
 
@@ -115,36 +132,67 @@ def _create(
         run.followed_at,
         START,
         state=data,
-        fields={
-            "flow": flow.name,
-            "flow_version": flow.version,
-            "front": run.front,
-            "inputs": flow.digests(state) or None,
-            "fingerprint": flow.fingerprint,
-            "shape": flow.shape,
-            "inputs_hash": inputs_hash,
-            "entry": flow.entry or None,
-            "turn": options.turn_id,
-            "epoch": 1,
-        },
+        fields={"flow": flow.name, **facts_of(flow, state, inputs_hash), "turn": options.turn_id, "epoch": 1},
         compressing=bool(options.compress),
     )
     new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
     if at is not None:
         new = new._replace(status="ready", wake_at=at or None)
+    return (yield from _written(store, new, state))
+
+
+def _written(store: Store, new: NewRun, state: Any) -> Routine[Token]:
+    """Have the store make the run. Raises `CheckpointWriteError`, with the `state` that the run begins with."""
     try:
         token: Token = yield from take(store, "create", new, 1, Release("interrupted"))
     except StoreError as exc:
         raise CheckpointWriteError(
-            f"the start of run {run.run_id!r} could not be written to {store.place}: {describe(exc)}; nothing has run: "
+            f"the start of run {new.run_id!r} could not be written to {store.place}: {describe(exc)}; nothing has run: "
             f"mend the store, then run again",
-            run_id=run.run_id,
+            run_id=new.run_id,
             store=store.place,
             op="create",
             is_of_one_run=exc.is_of_one_run,
             state=state,
         ) from exc
     return token
+
+
+def enqueue_by_name(
+    store: Store, run_id: str, flow: str, given: Any, options: Options, nonces: Callable[[], str], at: float = 0.0
+) -> Routine[None]:
+    """Record a run of a flow whose code is not at hand, for a worker to take up from `at` (POSIX seconds) on.
+
+    `given` is its input as plain JSON. If the run exists, `if_exists` refuses it ("error") or leaves it as it is
+    ("return"): then flow and input must be the same. Raises `SerializeStateError` for an input that is no plain JSON.
+    """
+    data = Journal(store, run_id, options).encode(given, JsonCodec(), "input")
+    if isinstance(data, SerializeStateError):
+        data.run_id = run_id
+        raise data
+    now = format_time(options.clock.time())
+    fields = {"flow": flow, "epoch": 1}
+    record = make_record(run_id, 0, now, START, state=data, fields=fields, compressing=bool(options.compress))
+    tags = options.tags or {}
+    new = NewRun(run_id, flow, nonces(), record, options.lease, tags, status="ready", wake_at=at or None)
+    try:
+        yield from _written(store, new, given)
+    except RunExistsError:
+        if options.if_exists == "error":
+            raise
+        yield from _check_same(store, run_id, flow, data, options)
+
+
+def _check_same(store: Store, run_id: str, flow: str, given: bytes, options: Options) -> Routine[None]:
+    """Raise an error unless a run that exists is one of `flow`, with an input that is `given`, compared as JSON."""
+    row: RunRow = yield from ask(store, "get_run", run_id)
+    check_name(run_id, row, flow)
+    begun: list[Record] = yield from ask(store, "read", run_id, limit=1, kinds=(START,))
+    recorded = begun[0].state() or b"null" if begun else given
+    before, now = (hashlib.sha256(encode_sorted(msgspec.json.decode(text))).hexdigest() for text in (recorded, given))
+    if options.compare_inputs and before != now:
+        shown = both_inputs(recorded, given) or "the inputs are too long to show"
+        raise InputMismatchError(before, now, f"{shown}: {CHOOSE_ANOTHER}", run_id=run_id)
 
 
 def _existing(run: Run, exists: RunExistsError, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
@@ -164,10 +212,8 @@ def _request_for(run: Run, exists: RunExistsError, state: Any) -> Routine[Resume
     if mode == CONTINUE:
         return ResumeRequest(CONTINUE, state=state)
     row: RunRow = yield from ask(run.store, "get_run", run.run_id)
-    begun: list[Record] = yield from ask(run.store, "read", run.run_id, limit=1, kinds=(START,))
-    mismatch = None
-    if begun:
-        mismatch = input_mismatch(run, begun[0].fields(), begun[0].state() or b"", state)
+    begun = yield from read_start(run.store, run.run_id)
+    mismatch = None if begun is None else _mismatch(run, begun, state)
     if mode == "error":
         raise RunExistsError(
             str(exists) + (f"; {mismatch.args[0]}" if mismatch is not None else ""),
@@ -180,6 +226,19 @@ def _request_for(run: Run, exists: RunExistsError, state: Any) -> Routine[Resume
     if mode == "return":
         return None
     return ResumeRequest("retry") if mode == "retry" and row.info.status == "failed" else ResumeRequest()
+
+
+def _mismatch(run: Run, begun: Record, state: Any) -> InputMismatchError | None:
+    """Return the error if the run began with another input; also if its input was never read and does not fit the flow."""
+    data = begun.state() or b""
+    if is_incomplete(begun.fields()):
+        try:
+            begun = completed(begun, read_input(run, begun).fields, None)
+        except DeserializeStateError as exc:
+            return InputMismatchError(
+                hashlib.sha256(data).hexdigest(), run.flow.inputs_hash(state), str(exc), run_id=run.run_id
+            )
+    return input_mismatch(run, begun.fields(), data, state)
 
 
 def attach(run: Run) -> Routine[Any]:
@@ -208,7 +267,8 @@ def attach(run: Run) -> Routine[Any]:
         if info.status == "cancelled":
             raise run.journal.cancelled("" if info.reason == "cancelled" else info.reason)
         if info.status == "blocked":
-            raise not_resumable(run, info.status, info.reason, "pass reopen=True to resume()")
+            how = "mend the cause, then resume" if info.blocked_by in GOES_ON else "pass reopen=True to resume()"
+            raise not_resumable(run, info.status, info.reason, how)
         yield from await_change(run)
 
 

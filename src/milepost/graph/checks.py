@@ -22,6 +22,7 @@ from milepost.errors import (
     OptionError,
     ResumeNodeCompletedError,
 )
+from milepost.executor.beginning import whole_start
 from milepost.executor.checks import (
     ResumeRequest,
     check_seal,
@@ -33,6 +34,7 @@ from milepost.executor.flow import END, Fork, GraphFlow, GraphWork, MapWork, Uni
 from milepost.executor.history_reader import position_after, spent_at
 from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run
+from milepost.model.beginning import is_incomplete
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges, ranges_upto
 from milepost.model.record import (
@@ -189,10 +191,13 @@ def examine(
     if point is None or since is None:
         raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
     are_proven = [check_seal(run, record) for record in (point, *spot.tail)]
-    stand = _recorded_stand(run, point, spot.tail, since)
+    whole = whole_start(run, point, spot.tail) if point.kind == START else point
+    stand = _recorded_stand(run, whole, spot.tail, since)
+    if run.completion is not None:
+        run.completion = run.completion._replace(state=stand.data)
     state = decoded(run, point, stand.data)
     node_id = run.renames.now(point.node_id, point.sequence)
-    differences = (*remarks, *_differences(run, point if point.kind == START else start))
+    differences = (*remarks, *_differences(run, whole if point.kind == START else start))
     is_alone = request.rerun and spot.live is None
     way = request.node_id if is_alone else stand.next_node
     is_split = stand.turn is None and check_fork(run, point, stand.fields, node_id, way, differences) and not is_alone
@@ -616,7 +621,7 @@ def _successor(run: NodeRun, point: Record) -> str | None:
 
 def _differences(run: Run, start: Record | None) -> tuple[str, ...]:
     fields = start.fields() if start is not None else {}
-    if not fields or fields.get("fingerprint") == run.flow.fingerprint:
+    if not fields or is_incomplete(fields) or fields.get("fingerprint") == run.flow.fingerprint:
         return ()
     return run.flow.differences(fields.get("shape") or {})
 

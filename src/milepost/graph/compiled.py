@@ -209,6 +209,10 @@ class GraphDefinition(Generic[StateT]):
         """Describe how this graph differs from a recorded `shape`: a sentence for each change, () for none."""
         return self.topology.differences(recorded)
 
+    def input_of(self, data: bytes) -> Any:
+        """Decode the state that a run begins with."""
+        return self.codec.decode(data, root="input")
+
     def inputs_hash(self, state: Any) -> str:
         """Return a digest of an initial state: 64 hex digits, the same for equal states in every process."""
         return hashlib.sha256(self._codec.canonical(state)).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,10 +27,11 @@ from milepost.executor.history_reader import (
     retried_at,
 )
 from milepost.executor.history_values import AttemptBudget, parent_of
-from milepost.executor.journal import ask
+from milepost.executor.journal import ask, read_start
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.graph.nesting import decode_inside
+from milepost.model.beginning import completed_by, is_incomplete
 from milepost.model.ranges import Ranges, is_live, ranges_upto
 from milepost.model.record import (
     CHECKPOINT,
@@ -70,7 +72,7 @@ def find(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
     if spot.point is not None and spot.point.sequence > 0:
         begun = latest.start or (yield from _beginning(run))
         if begun is not None:
-            begun = _whole(run, begun, remarks)
+            begun = yield from _whole(run, begun, remarks)
         run.origins = () if begun is None else origins_of(begun.fields())
     passed_over: list[str] = []
     while True:
@@ -197,10 +199,15 @@ def _beginning(run: Run) -> Routine[Record | None]:
     return records[0] if records else None
 
 
-def _whole(run: Run, begun: Record, remarks: list[str]) -> Record | None:
-    """Verify the start record, which holds the flow's shape, and return it; None if it is damaged and passed over."""
+def _whole(run: Run, begun: Record, remarks: list[str]) -> Routine[Record | None]:
+    """Verify the start record, which holds the flow's shape, and return it, with what completes it.
+
+    None if it is damaged and passed over.
+    """
     try:
         check_seal(run, begun)
+        if is_incomplete(begun.fields()):
+            begun = (yield from read_start(run.store, run.run_id, partial(check_seal, run))) or begun
     except CheckpointCorruptError:
         if run.options.on_corrupt != "previous":
             raise
@@ -430,9 +437,10 @@ def _late_answer(run: NodeRun, record: Record, node_id: str, latest: RunSnapshot
 def in_flight(run: NodeRun, latest: RunSnapshot) -> Routine[tuple[str, int]]:
     """Return the node that the run may have entered last, and the number of that visit; "" for an unknown node."""
     assert latest.point is not None
+    is_start = latest.point.kind == START
     try:
-        fields = latest.point.fields()
-        next_node = fields.get("next_node") if latest.point.kind == CHECKPOINT else fields.get("entry")
+        fields = completed_by(latest.point, latest.tail).fields() if is_start else latest.point.fields()
+        next_node = fields.get("entry" if is_start else "next_node")
         position = position_after(latest.point, next_node, latest.tail)
     except CheckpointCorruptError:
         # The damaged record was passed over: the node after it is not known.

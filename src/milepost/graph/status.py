@@ -21,6 +21,7 @@ from typing import Any
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
 from milepost.executor.history_values import parent_of
+from milepost.model.beginning import completes
 from milepost.model.checkpoint import read_envelope
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges, is_live
@@ -234,6 +235,8 @@ class StatusBuilder:
         if kind == START:
             self._begin(fields)
         elif kind == OWNER:
+            if completes(fields):
+                self._begin(fields)
             if fields.get("reroute"):
                 self._reroute(fields.get("overrides", fields.get("from")))
             if self.finish is not None or fields.get("verb") == "retry":

@@ -292,6 +292,9 @@ class _StrictFlow:
     def differences(self, recorded: Mapping[str, Any]) -> tuple[str, ...]:
         return self._flow.differences(recorded)
 
+    def input_of(self, data: bytes) -> Any:
+        return self._flow.input_of(data)
+
     def inputs_hash(self, state: Any) -> str:
         return self._flow.inputs_hash(state)
 

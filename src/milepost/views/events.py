@@ -247,6 +247,10 @@ class _Undecoded:
         """Parse the recorded JSON."""
         return json.loads(data)
 
+    def input_of(self, data: bytes) -> Any:
+        """Parse the recorded JSON."""
+        return self.decode(data)
+
     @staticmethod
     def encode(value: Any, *, root: str = "state") -> bytes:
         """Return the JSON again."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from milepost.adapters.points import start_of
 from milepost.errors import CheckpointIntegrityError, DeserializeStateError
+from milepost.model.beginning import BEGIN
 from milepost.model.checkpoint import read_envelope
 from milepost.model.ranges import is_live
 from milepost.model.record import (
@@ -89,9 +91,9 @@ class NodeSummary:
 
 def is_workflow(store: Store, run_id: str) -> bool:
     """Return whether a run is that of a workflow. A run without a start record counts as that of a graph."""
-    for record in store.read(run_id, limit=1, kinds=(START,)):
-        with contextlib.suppress(DeserializeStateError):
-            return record.fields().get("front") == "workflow"
+    with contextlib.suppress(DeserializeStateError):
+        begun = start_of(store, run_id)
+        return begun is not None and begun.fields().get("front") == "workflow"
     return False
 
 
@@ -190,6 +192,8 @@ def _note(kind: str, fields: dict[str, Any]) -> str:
         return f"{fields.get('op')} failed: {failure_text(fields)}".partition("\n")[0]
     if kind == OWNER:
         what = f"{fields.get('verb')} after record {fields.get('from')}"
+        if fields.get("verb") == BEGIN:
+            what = "its input is read" + (f", and it begins at {fields['entry']!r}" if fields.get("entry") else "")
         if fields.get("verb") == CONTINUE:
             what = f"a new turn begins at {fields.get('entry')!r}"
         return what + (f": {fields['reason']}" if fields.get("reason") else "")

@@ -10,9 +10,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from milepost.errors import DeserializeStateError
+from milepost.executor.beginning import is_unread
 from milepost.executor.flow import END
 from milepost.executor.history_reader import position_after
 from milepost.graph.status import RunStatus, Visit, read_status
+from milepost.model.beginning import completed_by, is_incomplete
 from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (
     FINISH,
@@ -23,7 +25,7 @@ from milepost.model.record import (
     parse_time,
 )
 from milepost.model.tracebacks import error_place
-from milepost.store import RunSnapshot, Store
+from milepost.store import GOES_ON, RunSnapshot, Store
 from milepost.views.journal import actor_of, is_workflow, records_of
 from milepost.views.text import (
     ago,
@@ -121,6 +123,15 @@ class RunView:
         """The nodes or steps where the run waits or, if it does not wait, where it goes on."""
         return _places(self.latest.row.info, self.following)
 
+    @property
+    def why(self) -> str:
+        """One sentence that says why the run stands still, or who executes it, and what to do."""
+        info = self.latest.row.info
+        told = why_it_stands(info, *self.following)
+        if info.status == "ready" and info.wake_at is None and self.latest.newest == 0 and is_unread(self.latest):
+            return f"{told}; it was started by name, and no worker knows flow {info.flow!r} so far"
+        return told
+
     def failure(self, onwards: str) -> list[tuple[str, object]]:
         """Return what failed, where in the user's code, and what to do; [] if no failure ended the run and no bug holds it.
 
@@ -148,7 +159,7 @@ class RunView:
             ("run", info.run_id),
             ("flow", info.flow),
             ("status", info.status + (" (degraded)" if info.degraded else "")),
-            ("why", why_it_stands(info, *self.following)),
+            ("why", self.why),
             ("next", shown_places(self.places)),
             ("by", short(", ".join(f"{claim.by} ({claim.deed})" for claim in reversed(self.claims)), 160)),
             ("created", ago(info.created_at)),
@@ -201,7 +212,7 @@ class RunView:
         first, *_ = self.following
         content = self.content
         common: dict[str, Any] = {
-            "why": why_it_stands(self.latest.row.info, *self.following),
+            "why": self.why,
             "next_node": first or None,
             "cancel_requested": self.latest.row.cancel,
         }
@@ -297,6 +308,8 @@ def why_it_stands(info: RunInfo, following: str | None, *others: str | None) -> 
             return f"it was interrupted{f' ({reason})' if info.reason else ''}: {resume} goes on{where}"
         case _:
             stands = f"it is {info.status}{f' ({reason})' if info.reason else ''}"
+            if info.blocked_by in GOES_ON:
+                return f"{stands}: mend the cause, then {resume} goes on{where}"
             return f"{stands}: {resume} --reopen goes on{where}"
 
 
@@ -306,11 +319,18 @@ def shown_next(node_id: str | None) -> str:
 
 
 def next_node(latest: RunSnapshot) -> str | None:
-    """Return the node where the run goes on; None if its router has not answered yet, or if the node is unknown."""
+    """Return the node where the run goes on; None if its router has not answered yet, or if the node is unknown.
+
+    "" for a run that was started by name, and that no worker has taken yet.
+    """
     if latest.point is None:
         return None
     try:
-        recorded = latest.point.fields().get("entry" if latest.point.kind == START else "next_node")
+        if latest.point.kind == START:
+            fields = completed_by(latest.point, latest.tail).fields()
+            recorded = "" if is_incomplete(fields) else fields.get("entry")
+        else:
+            recorded = latest.point.fields().get("next_node")
         position = position_after(latest.point, recorded, latest.tail)
     except DeserializeStateError:
         return latest.row.info.next_node

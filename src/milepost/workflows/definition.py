@@ -225,6 +225,10 @@ class WorkflowDefinition:
         """Return the inputs that have a default, each with its default."""
         return {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
 
+    def input_of(self, data: bytes) -> dict[str, Any]:
+        """Decode inputs, and complete them with defaults."""
+        return self.completed(self.codec.decode(data, root="input"))
+
     def completed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Complete recorded inputs with the defaults of parameters that are new.
 

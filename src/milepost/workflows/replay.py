@@ -25,6 +25,7 @@ from milepost.errors import (
     RunNotResumableError,
     WrongFlowError,
 )
+from milepost.executor.beginning import whole_start
 from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
 from milepost.executor.effects import Ready, Routine
 from milepost.executor.flow import StepFlow
@@ -34,6 +35,7 @@ from milepost.executor.history_values import AttemptBudget, StepRecord
 from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, cut_short
+from milepost.model.beginning import is_incomplete
 from milepost.model.checkpoint import read_envelope
 from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.failure import place
@@ -374,6 +376,7 @@ def find(run: StepRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
     if again is not None:
         recorded = reopened_at(recorded, again, latest.newest + 1)
     run.know(recorded)
+    begun = _with_input(run, begun)
     inputs = inputs_of(run, begun)
     run.version = int(begun.fields.get("flow_version") or 1)
     is_finished = latest.row.info.status == "finished" and request.verb == "resume"
@@ -395,6 +398,14 @@ def find(run: StepRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
     found = ExaminedWorkflow(latest.row, latest.newest, point, inputs, info, live)
     found.again = again
     return found
+
+
+def _with_input(run: StepRun, begun: StepRecord) -> StepRecord:
+    """Return the beginning of the run. If the run was started by name and its input was never read, that is done here."""
+    if not is_incomplete(begun.fields):
+        return begun
+    whole = whole_start(run, begun.record, ())
+    return StepRecord(begun.sequence, whole.fields(), whole)
 
 
 def refusal(run: StepRun, request: ResumeRequest, examined: ExaminedWorkflow) -> MilepostError | None:
@@ -564,7 +575,7 @@ def _last_to_keep(run: StepRun, request: ResumeRequest, live: Ranges, records: l
 def inputs_of(run: StepRun, begun: StepRecord) -> dict[str, Any]:
     """Return the recorded inputs, after a comparison with the inputs of the call if it has some."""
     try:
-        inputs: dict[str, Any] = run.flow.completed(run.flow.codec.decode(begun.record.state() or b"{}", root="input"))
+        inputs: dict[str, Any] = run.flow.input_of(begun.record.state() or b"{}")
     except DeserializeStateError as exc:
         exc.run_id = run.run_id
         place(exc, f"the inputs of run {run.run_id!r} do not fit workflow {run.flow.name!r} as it is now", "bring "

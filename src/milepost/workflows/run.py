@@ -258,6 +258,9 @@ class StepRun(Run):
 
     def end(self, found: ExaminedWorkflow, row: RunRow) -> Routine[Any]:
         """Carry out a cancel that is open. Steps with a rollback are undone first."""
+        if self.main is None:
+            # Its input was never read, so it has done nothing.
+            yield from super().end(found, row)
         assert self.main is not None
         self._taken(found)
         self.main.close()
