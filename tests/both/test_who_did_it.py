@@ -41,7 +41,7 @@ def shown(store: Any, run_id: str) -> tuple[str, list[str]]:
     """Return what `show` says of who did something, and the notes of `history` that name somebody."""
     view = view_run(store.latest(run_id), records_of(store, run_id), store.place, is_workflow(store, run_id))
     notes = [entry.note for entry in read_entries(store, run_id) if entry.by is not None]
-    assert [entry.by for entry in read_entries(store, run_id) if entry.by] == [claim.by for claim in view.claims]
+    assert [entry.by for entry in read_entries(store, run_id) if entry.by] == [action.by for action in view.actions]
     return str(dict(view.facts())["by"]), notes
 
 

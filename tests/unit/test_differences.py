@@ -20,7 +20,7 @@ from milepost.stores.base.deltas import (
     Base,
     Bases,
     Difference,
-    Link,
+    LinkedRecord,
     chained,
     difference,
     lessened,
@@ -56,8 +56,8 @@ def sealed(given: Record, base: str = "") -> Record:
     return stored if stored.header is None else stored._replace(header=SEALS.seal(stored.header))
 
 
-def linked(stored: Record) -> Link:
-    return Link(stored, link_of(stored, stored.header))
+def linked(stored: Record) -> LinkedRecord:
+    return LinkedRecord(stored, link_of(stored, stored.header))
 
 
 def based(given: Record, since: int, kept: int, length: int) -> Base:
@@ -65,7 +65,7 @@ def based(given: Record, since: int, kept: int, length: int) -> Base:
 
 
 def whole(kept: Mapping[int, Record], sequence: int) -> Base | None:
-    def base_of(said: Difference) -> Link | None:
+    def base_of(said: Difference) -> LinkedRecord | None:
         return linked(kept[said.base]) if said.base in kept else None
 
     last = linked(kept[sequence])

@@ -246,19 +246,19 @@ def test_a_wait_takes_one_signal() -> None:
 
 def test_a_cancel_waits_for_an_owner_and_for_rollbacks() -> None:
     for state, sequence in (("live", 5), ("free", None), ("free", 4)):
-        outcome, row = fence.cancel(FREE, "stop", sequence, state=state, newest=5, now=NOW)  # type: ignore[arg-type]
+        outcome, row = fence.cancel(FREE, "stop", sequence, None, state=state, newest=5, now=NOW)  # type: ignore[arg-type]
         assert row is not None
         assert ("requested", "stop", 1) == (outcome, row.cancel, row.epoch)
 
 
 def test_a_cancel_of_a_run_that_nobody_owns_ends_it_with_a_new_epoch() -> None:
-    outcome, row = fence.cancel(FREE, "stop", 5, state="free", newest=5, now=NOW)
+    outcome, row = fence.cancel(FREE, "stop", 5, None, state="free", newest=5, now=NOW)
     assert row is not None
     assert ("cancelled", "cancelled", "stop", 2, 6) == (outcome, row.status, row.reason, row.epoch, row.sequence)
 
 
 def test_a_second_cancel_keeps_the_first_reason() -> None:
-    _, row = fence.cancel(replace(OWNED, cancel="first"), "second", 5, state="live", newest=5, now=NOW)
+    _, row = fence.cancel(replace(OWNED, cancel="first"), "second", 5, None, state="live", newest=5, now=NOW)
     assert row is not None
     assert "first" == row.cancel
 

@@ -29,6 +29,7 @@ from milepost.model.record import (
     make_record,
     step_head,
 )
+from milepost.model.seal import with_digests
 from milepost.testing.tables import for_each
 
 
@@ -198,7 +199,8 @@ def test_a_step_that_is_done_again_is_not_undone_any_more():
 def test_heads_of_completions_are_as_good_as_their_fields():
     kept = {"step_type": "python", "outcome": "succeeded", "state": b"null"}
     journal = Journal().done("a", "b", "p/x", "b", branch="way#1/b", **kept).add(ROLLBACK, "a").done("a", "c", **kept)
-    heads = {r.sequence: head for r in journal.records if r.header and (head := step_head(r.header)) is not None}
+    stored = [with_digests(record, record) for record in journal.records]
+    heads = {r.sequence: head for r in stored if r.header and (head := step_head(r.header)) is not None}
     assert [1, 2, 3, 4, 6, 7] == [*heads]
     for rename, live in (({}, ()), ({"a": "d"}, ()), ({}, [("", 0, 4)])):
         names = Renames((), rename)

@@ -48,31 +48,31 @@ def view_run(
 ) -> RunView:
     """Make the view of a run from its row and its records. `place` names its store; `error` is the error that ended it."""
     row = latest.row
-    claims: list[Claim] = []
-    records = _noting(records, claims)
+    actions: list[Action] = []
+    records = _noting(records, actions)
     content = tree_of(records, latest) if is_of_steps else read_status(records, row.live, row.info.status)
-    return RunView(latest, place, content, error, claims)
+    return RunView(latest, place, content, error, actions)
 
 
-class Claim(NamedTuple):
+class Action(NamedTuple):
     """Who did something to a run, as the caller said."""
 
     sequence: int
-    deed: str
+    action: str
     by: str
 
 
-_DEEDS = {START: "fork", OWNER: "requeue", REPLY: "signal", FINISH: "cancel"}
+_ACTIONS = {START: "fork", OWNER: "requeue", REPLY: "signal", FINISH: "cancel"}
 
 
-def _noting(records: Iterable[Record], claims: list[Claim]) -> Iterator[Record]:
+def _noting(records: Iterable[Record], actions: list[Action]) -> Iterator[Record]:
     """Pass records on and note who caused them."""
     for record in records:
-        if record.kind in _DEEDS:
+        if record.kind in _ACTIONS:
             with contextlib.suppress(DeserializeStateError):
                 by = actor_of(record.fields())
                 if by is not None:
-                    claims.append(Claim(record.sequence, _DEEDS[record.kind], by))
+                    actions.append(Action(record.sequence, _ACTIONS[record.kind], by))
         yield record
 
 
@@ -110,7 +110,7 @@ class RunView:
     place: str
     content: Tree | RunStatus
     error: RunFailure | None = None
-    claims: Sequence[Claim] = ()
+    actions: Sequence[Action] = ()
 
     @property
     def following(self) -> tuple[str | None, ...]:
@@ -161,7 +161,7 @@ class RunView:
             ("status", info.status + (" (degraded)" if info.degraded else "")),
             ("why", self.why),
             ("next", shown_places(self.places)),
-            ("by", short(", ".join(f"{claim.by} ({claim.deed})" for claim in reversed(self.claims)), 160)),
+            ("by", short(", ".join(f"{action.by} ({action.action})" for action in reversed(self.actions)), 160)),
             ("created", ago(info.created_at)),
             ("updated", ago(info.updated_at)),
             ("records", str(info.sequence + 1) + (f", the newest {newest} has {size(info.size)}" if info.size else "")),
@@ -216,8 +216,8 @@ class RunView:
             "next_node": first or None,
             "cancel_requested": self.latest.row.cancel,
         }
-        if self.claims:
-            common["by"] = [claim._asdict() for claim in self.claims]
+        if self.actions:
+            common["by"] = [action._asdict() for action in self.actions]
         return common | (_tree_document(content) if isinstance(content, Tree) else status_document(content))
 
 

@@ -17,7 +17,16 @@ from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
 from milepost.model.seal import Seals, link_of, with_digests, without_digests
 from milepost.store import Signal, Statement
-from milepost.stores.base.deltas import SMALLEST, Base, Difference, Link, is_base, lessened, read_difference, whole_of
+from milepost.stores.base.deltas import (
+    SMALLEST,
+    Base,
+    Difference,
+    LinkedRecord,
+    is_base,
+    lessened,
+    read_difference,
+    whole_of,
+)
 from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction, UnprovenRow, row_to_show
@@ -260,7 +269,7 @@ class DecodingTransaction(Transaction):
             if opened.size >= SMALLEST and is_base(opened):
                 self._note(run_id, Base(opened, link_of(opened, record.header), opened.sequence, opened.size, 0))
             return opened
-        base = self._whole(run_id, Link(opened, link_of(opened, record.header)))
+        base = self._whole(run_id, LinkedRecord(opened, link_of(opened, record.header)))
         if base is None and self._tx.reread(run_id):
             # The base may have been deleted since this record was read. This record was rewritten before that.
             for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
@@ -277,11 +286,11 @@ class DecodingTransaction(Transaction):
         if len(self._given) > _REMEMBERED:
             self._given.popitem(last=False)
 
-    def _whole(self, run_id: str, last: Link) -> Base | None:
+    def _whole(self, run_id: str, last: LinkedRecord) -> Base | None:
         known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
-        page: dict[int, Link] = {}
+        page: dict[int, LinkedRecord] = {}
 
-        def base_of(said: Difference) -> Link | None:
+        def base_of(said: Difference) -> LinkedRecord | None:
             """Return a record of the chain. Read the records before it that are likely to be needed next along with it."""
             nonlocal page
             if (run_id, said.base) in self._lost:
@@ -296,10 +305,10 @@ class DecodingTransaction(Transaction):
 
         return whole_of(run_id, last, base_of, known, self._seals)
 
-    def _decrypted(self, run_id: str, record: Record) -> Link:
+    def _decrypted(self, run_id: str, record: Record) -> LinkedRecord:
         is_plain = self._keeper is None or record.packing != ENCRYPTED
         opened = record if is_plain or self._keeper is None else self._keeper.opened(run_id, record)
-        return Link(opened, link_of(opened, record.header))
+        return LinkedRecord(opened, link_of(opened, record.header))
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
         """Rewrite the records that stay and build on records in `unwanted`.
@@ -322,7 +331,7 @@ class DecodingTransaction(Transaction):
                 if said is None or said.base not in unwanted:
                     continue
                 self._seals.check_key(run_id, record)
-                whole = self._whole(run_id, Link(record, link))
+                whole = self._whole(run_id, LinkedRecord(record, link))
                 if whole is None:  # damaged: its base may go all the same
                     continue
                 self._note(run_id, whole)

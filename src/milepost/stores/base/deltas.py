@@ -242,7 +242,7 @@ def read_difference(record: Record) -> Difference | None:
     return fields if is_sound else None
 
 
-class Link(NamedTuple):
+class LinkedRecord(NamedTuple):
     """One stored record of a chain, decrypted, and its link."""
 
     record: Record
@@ -250,7 +250,11 @@ class Link(NamedTuple):
 
 
 def whole_of(
-    run_id: str, last: Link, base_of: Callable[[Difference], Link | None], known: Mapping[int, Base], seals: Seals
+    run_id: str,
+    last: LinkedRecord,
+    base_of: Callable[[Difference], LinkedRecord | None],
+    known: Mapping[int, Base],
+    seals: Seals,
 ) -> Base | None:
     """Restore a record's whole state, and return it with the chain that it ends; None if that is impossible.
 
@@ -258,8 +262,8 @@ def whole_of(
     sequences to records that are whole already; one of them may be part of the chain. All records of the chain are
     proven, and that each builds on the one before it, before anything is applied.
     """
-    chain: list[tuple[Link, Difference]] = []
-    member: Link | None = last
+    chain: list[tuple[LinkedRecord, Difference]] = []
+    member: LinkedRecord | None = last
     nearest: Base | None = None
     claimed = ""
     is_verified = True
