@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from milepost import MemoryStore
 from milepost.events import Emitted, NodeOverdue, Progress
 from milepost.model.live import LARGEST_DATA, LiveEvent, LiveOrder, Missed, event_of, snapshot, stored
+from milepost.store import Store
 
 
 def live(number: int, epoch: int = 1, after: int = 0) -> LiveEvent:
@@ -107,3 +109,8 @@ def test_progress_and_overdue_nodes_come_back_as_they_were():
         assert type(event) is type(back)
     assert event_of("r", LiveEvent(1, 1, 0, 0.0, "a", 1, 1, b"\xff"), 0) is None
     assert event_of("r", LiveEvent(1, 1, 0, 0.0, "a", 1, 1, b'{"event":"New"}'), 0) is None
+
+
+def test_a_store_that_keeps_no_live_events_has_none():
+    assert not Store.keeps_live
+    assert [] == Store.read_live(MemoryStore(), "r")
