@@ -333,13 +333,15 @@ class ListingContract(StoreUnderTest):
         assert 11 == len(ids(store))
 
     def test_an_export_has_one_object_a_line(self, store: Store) -> None:
-        """One JSON object a line: the run, its records in order as envelopes, its signals."""
+        """One JSON object a line: the run, its records in order as envelopes, its signals; with a key, a seal of them."""
         token = begin(store, "r", tags={"a": "b"})
         work(store, token, *"abcdefghij")
         write(store, token, failure("r", 11, "k"))
         store.put_signal("r", "go", b'{"ok":true}', signal_id="once")
         store.put_signal("r", "go", None)
         lines = store.export("r").splitlines()
+        assert store.seals.is_keyed == (b'{"seal":' == lines[-1][:8])
+        del lines[15:]
         assert 1 + 12 + 2 == len(lines)
         assert {dict} == {type(json.loads(line)) for line in lines}
         assert b'"orders"' in lines[0]
@@ -352,7 +354,7 @@ class ListingContract(StoreUnderTest):
         for n, data in enumerate((b"", b"\xff\n\x00", b'{"a":\n1}', b"[1]", b'{"b":2}')):
             store.save("r", f"n{n}", data)
         lines = store.export("r").splitlines()
-        assert 6 == len(lines)
+        assert 6 + store.seals.is_keyed == len(lines)
         assert {dict} == {type(json.loads(line)) for line in lines}
 
     def test_an_export_carries_any_payload_of_a_signal_on_one_line(self, store: Store) -> None:
