@@ -63,6 +63,24 @@ class Attacker:
         with store._write("send") as tx:
             tx.add_signal(run_id, signal)
 
+    def delay(self, store: Any, run_id: str, sent_at: float) -> None:
+        """Let the run's signals have been sent at another time."""
+        if self._kind == "memory":
+            signals = store._runs[run_id].signals
+            signals[:] = [signal._replace(sent_at=sent_at) for signal in signals]
+        elif self._kind == "file":
+            for path in Path(self._path, run_id).glob("*/0*"):
+                commit = load(str(path), run_id, int(path.name), "whole")
+                records = [(commit.record(at, placed), None) for at, placed in commit.places()]
+                signals = [signal._replace(sent_at=sent_at) for signal in commit.signals()]
+                path.write_bytes(encode(commit.header, Lines(records, signals)))
+        elif self._kind == "postgres":
+            with psycopg.connect(self._path) as connection:
+                connection.execute("UPDATE milepost.signals SET sent_at = %s", (sent_at,))
+        else:
+            with closing(sqlite3.connect(self._path)) as connection, connection:
+                connection.execute("UPDATE signals SET sent_at = ?", (sent_at,))
+
     def everything(self, store: Any) -> bytes:
         """All bytes that the medium has, as they lie there."""
         if self._kind == "memory":

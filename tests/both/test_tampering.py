@@ -325,6 +325,22 @@ def test_a_signal_that_was_planted_reaches_no_run(medium, attacker, keyed, keys)
     assert any("signal 2" in problem for problem in store.verify("r1").problems)
 
 
+@pytest.mark.every_store
+@one_way
+def test_a_signal_whose_time_was_changed_reaches_no_run(verbs, keyed, attacker):
+    """A wait takes no signal that was sent after its time. Nobody may make an answer late, or a late one good."""
+    graph = waiting_graph()
+    suspended(verbs, graph, keyed)
+    keyed.put_signal("r1", "ok", b"true")
+    (honest,) = keyed.signals("r1")
+    attacker.delay(keyed, "r1", honest.sent_at + 1)
+    with pytest.raises(CheckpointIntegrityError, match=r"signal 1 \('ok'\) of run 'r1'"):
+        verbs.resume(graph, keyed, "r1")
+    assert any("signal 1" in problem for problem in keyed.verify("r1").problems)
+    attacker.delay(keyed, "r1", honest.sent_at)
+    assert {} == verbs.resume(graph, keyed, "r1")
+
+
 @workflow("booking")
 def booking() -> Steps[bool]:
     """A step that has something to undo, and a wait."""

@@ -468,7 +468,8 @@ def _with_header(run_id: str, record: Record, note: Note | None) -> Record:
 
 
 def _place_of_signal(run_id: str, signal: Signal) -> bytes:
-    return _encode(("signal", run_id, signal.number, signal.name, signal.signal_id, signal.to))
+    number, name, _, signal_id, to, sent_at, _ = signal
+    return _encode(("signal", run_id, number, name, signal_id, to, float(sent_at)))
 
 
 def _place_of_live(run_id: str, event: LiveEvent) -> bytes:
