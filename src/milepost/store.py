@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -272,6 +273,7 @@ class StoreOptions(TypedDict, total=False):
     """The keyword arguments of every store; see `Store`."""
 
     clock: Clock
+    entropy: Callable[[int], bytes] | None
     retention: Retention | None
     signing_key: Mapping[str, bytes] | None
     allow_unsealed: bool
@@ -386,6 +388,7 @@ class Store(abc.ABC):
         self,
         *,
         clock: Clock = SYSTEM,
+        entropy: Callable[[int], bytes] | None = os.urandom,
         retention: Retention | None = None,
         signing_key: Mapping[str, bytes] | None = None,
         allow_unsealed: bool = False,
@@ -396,6 +399,8 @@ class Store(abc.ABC):
         if retention is not None:
             _check_retention(retention)
         self.clock = clock
+        self.entropy = entropy
+        """A function that gives random bytes for the start of a run; None: runs draw their numbers from their ids."""
         self.retention = retention
         self.is_read_only = read_only
         self.flush_live: Callable[[], None] = lambda: None
@@ -411,7 +416,12 @@ class Store(abc.ABC):
 
     def _take_options(self, other: Store) -> None:
         """Take the keys, the retention and the clock of another store instead of its own, before anything is done."""
-        self.clock, self.retention, self.seals = other.clock, other.retention, other.seals
+        self.clock, self.entropy = other.clock, other.entropy
+        self.retention, self.seals = other.retention, other.seals
+
+    def draw_entropy(self) -> str | None:
+        """Draw the 128 random bits of a start record, as 32 hex digits; None: its run draws its numbers from its id."""
+        return None if self.entropy is None else self.entropy(16).hex()
 
     # -- the journal and its fence -----------------------------------------------------------------
 

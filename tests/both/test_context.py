@@ -7,10 +7,11 @@ import dataclasses
 import logging
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from milepost import END, Graph, Retry, current
+from milepost import END, Graph, MemoryStore, Retry, SQLiteStore, Steps, WorkflowContext, current, step, workflow
 from milepost.errors import OptionError
 from milepost.events import Emitted, Progress
 
@@ -98,11 +99,50 @@ def test_time_randomness_and_uuids_are_repeated_on_a_retry_and_after_a_crash(ver
     assert seen["a"][0][0].timestamp() == 1_767_225_600.0
 
 
+@pytest.mark.parametrize("is_workflow", [False, True])
+def test_what_a_run_draws_does_not_follow_from_its_id(verbs, tmp_path, is_workflow):
+    """Whoever knows the id of a run cannot know its tokens; a store that is told what to draw gives the same again."""
+    drawn: list[str] = []
+
+    def draw(ctx: Any) -> None:
+        drawn.append(str(ctx.uuid4()))
+
+    @workflow("drawing")
+    def drawing(ctx: WorkflowContext[Any]) -> Steps[None]:
+        draw(ctx)
+        yield from step("wait").sleep(0)
+
+    def node(ctx, state: Count) -> Count:
+        draw(ctx)
+        return plus(state)
+
+    graph = Graph(Count).add_node("a", verbs.node(node)).add_edge("a", END).set_entry("a").compile("drawing")
+    flow, given = (drawing, ()) if is_workflow else (graph, (Count(),))
+    for store in (MemoryStore(), MemoryStore(), None, None):
+        verbs.run(flow, *given, store=store, run_id="r1")
+    assert len(drawn) == len(set(drawn))
+    fixed = [SQLiteStore(tmp_path / f"{n}.db", entropy=lambda size: b"x" * size) for n in range(2)]
+    for store in fixed:
+        verbs.run(flow, *given, store=store, run_id="r1")
+        store.close()
+    assert drawn[-1] == drawn[-2]
+
+
+def test_what_a_run_draws_from_is_not_readable_where_the_store_encrypts(verbs, line):
+    store = MemoryStore(encryption_key={"e": b"encryption key, exactly 32 bytes"})
+    verbs.run(line(Count), Count(), store=store, run_id="r1")
+    entropy = store.read("r1", limit=1)[0].fields()["entropy"]
+    with store._read("look") as tx:
+        (start,) = tx.records("r1", before=1)
+    assert 32 == len(entropy)
+    assert entropy.encode() not in (start.header or b"") + (start.payload or b"")
+
+
 def test_the_first_node_follows_the_start_of_the_run_after_a_crash_too(verbs, medium, clock):
     store, seen, is_dying = medium.open(clock=clock), [], [True]
 
     def a(ctx, state: Count) -> Count:
-        seen.append(ctx.now())
+        seen.append((ctx.now(), ctx.random()))
         if is_dying[0]:
             raise verbs.Killed
         return plus(state)

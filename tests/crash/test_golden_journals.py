@@ -26,6 +26,7 @@ from crashes_of_steps import play
 from milepost import FileStore, MemoryStore, PostgresStore, SQLiteStore, Store
 from milepost.model.ids import Clock
 from milepost.testing import Crash, FakeClock, crashtest
+from milepost.testing.clock import fake_entropy
 
 wide = pytest.mark.wide
 FOLDER = Path(__file__).parents[1] / "golden" / "journals"
@@ -69,6 +70,7 @@ class Place:
             self.newest = FileStore(self.path / "runs", clock=clock)
         else:
             self.newest = PostgresStore(cast("str", self.dsn), clock=clock)
+        self.newest.entropy = fake_entropy
         return self.newest
 
     def journal(self) -> list[str]:

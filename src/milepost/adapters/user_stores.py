@@ -456,7 +456,7 @@ class Adapted(LooksOutside):
     can_fork = False
 
     def __init__(self, user: NodeStore | PointStore, front: _Front, clock: Clock = SYSTEM) -> None:
-        super().__init__(clock=clock)
+        super().__init__(clock=clock, entropy=None)  # the start record is lost with the process
         self.place = front.place = user.place
         self._user = user
         self._front = front

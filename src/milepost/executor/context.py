@@ -20,7 +20,7 @@ from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.model.events import Emitted, Event, Progress, UnrecordedEvent, surround
 from milepost.model.failure import contained
 from milepost.model.live import snapshot
-from milepost.model.record import parse_time
+from milepost.model.record import Origin, parse_time
 from milepost.store import Statement, check_tag, read_cancel
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class LiveOutlet:
 class RunScope:
     """The common part of all contexts of one run. It belongs to the core; user code sees it through `Context`."""
 
-    __slots__ = ("clock", "deps", "held", "lend", "live", "logger", "publish", "run_id", "store")
+    __slots__ = ("clock", "deps", "entropy", "held", "lend", "live", "logger", "publish", "run_id", "store")
 
     def __init__(
         self,
@@ -101,6 +101,8 @@ class RunScope:
         self.deps = deps
         self.logger = logger
         self.held: LeaseView | None = None
+        self.entropy: str | None = None
+        """The random bits of the run's start, as hex digits; None: its numbers follow from its id."""
         self.publish: Callable[[Event], None] | None = None
         """The receiver of live events in this process; None when nobody listens."""
         self.live: LiveOutlet | None = None
@@ -163,8 +165,8 @@ class Context(Generic[DepsT]):
         self._statements: list[Statement] | tuple[()] | None = ()
         """The statements that count with the checkpoint; None: none yet; a tuple: none may, for no checkpoint follows.
         """
-        self._source: str | None = None
-        """The id of the run in which this visit was made, if a fork of that run has copied it; else None."""
+        self._source: Origin | None = None
+        """The run in which this visit was made, if a fork of that run has copied it; else None."""
         self._stop = False
 
     @property
@@ -193,7 +195,8 @@ class Context(Generic[DepsT]):
 
         A visit that a fork has copied keeps the key that it has in its original run.
         """
-        text = f"{self._source or self._scope.run_id}\0{self.node_id}\0{self.visit}"
+        run_id = self._scope.run_id if self._source is None else self._source.run_id
+        text = f"{run_id}\0{self.node_id}\0{self.visit}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
@@ -249,7 +252,8 @@ class Context(Generic[DepsT]):
     def random(self) -> float:
         """Return the next random number, 0 to 1.
 
-        The numbers depend on run, node and visit: the same again on a retry.
+        The numbers depend on random bits that the run has recorded at its start, on node and visit: they are the same
+        again on a retry.
         """
         return self._numbers().random()
 
@@ -261,7 +265,9 @@ class Context(Generic[DepsT]):
         if self._random is None:
             import random  # here, as few nodes need it
 
-            self._random = random.Random(self.idempotency_key)  # noqa: S311 - repeatable on purpose
+            entropy = self._scope.entropy if self._source is None else self._source.entropy
+            seed = f"{entropy or ''}{self.idempotency_key}"
+            self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         return self._random
 
     def tag(self, key: str, value: str) -> None:

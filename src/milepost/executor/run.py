@@ -34,7 +34,7 @@ from milepost.executor.journal import Drained, Journal, NullJournal
 from milepost.model.events import Progress
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
 from milepost.model.ranges import Ranges
-from milepost.model.record import FAILURE, FINISH, Origin, Record, format_time
+from milepost.model.record import FAILURE, FINISH, Origin, Record, format_time, origins_of
 from milepost.model.reports import ResumeInfo
 from milepost.options import Options
 from milepost.store import ENDED, Release, RunRow, RunSnapshot, Store, cancel_text
@@ -134,6 +134,12 @@ class Run(ABC):
             other.send_live(self.scope.live.keep)
         other.is_draining, other.is_awaited = self.is_draining, self.is_awaited
         return other
+
+    def draw_from(self, begun: Mapping[str, Any]) -> None:
+        """Draw random numbers as the start record with these fields says, those of copied visits as in their own run."""
+        entropy = begun.get("entropy")
+        self.scope.entropy = None if entropy is None else str(entropy)
+        self.origins = origins_of(begun)
 
     def send_live(self, keep: Keep) -> None:
         """Hand live events to the run's store from now on, by `keep`."""

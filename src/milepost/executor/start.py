@@ -59,6 +59,7 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     """Begin a run; `if_exists` says what to do with a run that exists."""
     if not run.is_recorded:
         _check_input(run, state)
+        run.scope.entropy = nonces()
         return (yield from run.hold(run.begin(state, None), state))
     if run.options.if_exists == CONTINUE and (yield from is_known(run)):
         return (yield from resume(run, ResumeRequest(CONTINUE, state=state), nonces))
@@ -126,19 +127,28 @@ def _create(
 ) -> Routine[Token]:
     """Write the run's row and its start record. This call owns the run, or with `at` (0: at once) nobody does yet."""
     flow, options, store = run.flow, run.options, run.store
+    entropy = store.draw_entropy()
     record = make_record(
         run.run_id,
         0,
         run.followed_at,
         START,
         state=data,
-        fields={"flow": flow.name, **facts_of(flow, state, inputs_hash), "turn": options.turn_id, "epoch": 1},
+        fields={
+            "flow": flow.name,
+            **facts_of(flow, state, inputs_hash),
+            "turn": options.turn_id,
+            "epoch": 1,
+            "entropy": entropy,
+        },
         compressing=bool(options.compress),
     )
     new = NewRun(run.run_id, flow.name, nonces(), record, options.lease, options.tags or {})
     if at is not None:
         new = new._replace(status="ready", wake_at=at or None)
-    return (yield from _written(store, new, state))
+    token = yield from _written(store, new, state)
+    run.scope.entropy = entropy
+    return token
 
 
 def _written(store: Store, new: NewRun, state: Any) -> Routine[Token]:
@@ -171,7 +181,7 @@ def enqueue_by_name(
         data.run_id = run_id
         raise data
     now = format_time(options.clock.time())
-    fields = {"flow": flow, "epoch": 1}
+    fields = {"flow": flow, "epoch": 1, "entropy": store.draw_entropy()}
     record = make_record(run_id, 0, now, START, state=data, fields=fields, compressing=bool(options.compress))
     tags = options.tags or {}
     new = NewRun(run_id, flow, nonces(), record, options.lease, tags, status="ready", wake_at=at or None)

@@ -68,7 +68,9 @@ def fork(
     if run is not None and run.flow.front == "graph":
         amendment = yield from _amendment(run, prefix, point, node_id)
     missed = content_of(point)[0].get("missed") or ()
-    lines = lines_of_fork(prefix, store.seals, into.clock.time(), missed, amendment, ready=ready, by=by)
+    lines = lines_of_fork(
+        prefix, store.seals, into.clock.time(), missed, amendment, ready=ready, by=by, entropy=into.draw_entropy()
+    )
     try:
         yield from ask(into, "import_run", lines, run_id=new_run_id)
     except RunExistsError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ from milepost.model.record import (
     ROUTE,
     START,
     Record,
-    origins_of,
     segments_of,
 )
 from milepost.store import RunSnapshot, Store
@@ -73,7 +73,10 @@ def find(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
         begun = latest.start or (yield from _beginning(run))
         if begun is not None:
             begun = yield from _whole(run, begun, remarks)
-        run.origins = () if begun is None else origins_of(begun.fields())
+    first = begun or spot.point
+    if first is not None and first.kind == START:
+        with suppress(CheckpointCorruptError):  # what is damaged is told when it is examined
+            run.draw_from(first.fields())
     passed_over: list[str] = []
     while True:
         nodes = latest.nodes

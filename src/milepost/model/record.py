@@ -669,6 +669,8 @@ class Origin(msgspec.Struct, frozen=True):
     sequence: int
     by: str | None = None
     """Who forked it, as the caller said."""
+    entropy: str | None = None
+    """The random bits of its start record, as hex digits."""
 
 
 def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
@@ -676,20 +678,18 @@ def origins_of(begun: Mapping[str, Any]) -> tuple[Origin, ...]:
     origins = []
     origin = begun.get("origin")
     while isinstance(origin, Mapping):
-        by = origin.get("by")
-        origins.append(
-            Origin(str(origin.get("run_id")), int(origin.get("sequence") or 0), None if by is None else str(by))
-        )
+        by, entropy = (None if origin.get(name) is None else str(origin[name]) for name in ("by", "entropy"))
+        origins.append(Origin(str(origin.get("run_id")), int(origin.get("sequence") or 0), by, entropy))
         origin = origin.get("origin")
     return tuple(origins)
 
 
-def source_of(origins: tuple[Origin, ...], sequence: int) -> str | None:
-    """Return the id of the run that made the record numbered `sequence`; None: the run that has it made it itself."""
+def source_of(origins: tuple[Origin, ...], sequence: int) -> Origin | None:
+    """Return the run that made the record numbered `sequence`; None: the run that has it made it itself."""
     source = None
     for origin in origins:
         if sequence <= origin.sequence:
-            source = origin.run_id
+            source = origin
     return source
 
 

@@ -27,6 +27,11 @@ _LOOK = 0.005
 """Real seconds between two looks at the event that a thread waits for."""
 
 
+def fake_entropy(size: int) -> bytes:
+    """Return the same bytes each time: `entropy=` of a store whose runs are to draw the same numbers in each test."""
+    return bytes(size)
+
+
 class _Sleeper:
     """One thread or task that waits until `until` microseconds have passed."""
 

@@ -28,7 +28,7 @@ from milepost.model.record import CHECKPOINT, ROLLBACK, ROUTE
 from milepost.options import RunOptions, merge_options
 from milepost.store import Store, Token
 from milepost.stores.memory import MemoryStore
-from milepost.testing.clock import FakeClock
+from milepost.testing.clock import FakeClock, fake_entropy
 from milepost.testing.playing import Answers, inputs_of
 from milepost.testing.stepping import Stepper
 from milepost.verbs import Job, Verbs, flow_of
@@ -361,9 +361,15 @@ class _World:
     def __init__(self, open_store: Callable[[Clock], Store] | None) -> None:
         self.clock = FakeClock()
         self._open = open_store if open_store is not None else lambda clock: MemoryStore(clock=clock)
-        self.store = self._open(self.clock)
-        self._opened = [self.store]
+        self._opened: list[Store] = []
+        self._open_again()
         self.store.delete_run(RUN_ID, force=True)
+
+    def _open_again(self) -> None:
+        """Open the store, as a process does; runs draw the same numbers in each world."""
+        self.store = self._open(self.clock)
+        self.store.entropy = fake_entropy
+        self._opened.append(self.store)
 
     @property
     def epoch(self) -> int:
@@ -379,8 +385,7 @@ class _World:
             for token in tokens:
                 self.store.abandon(token)
             return
-        self.store = self._open(self.clock)
-        self._opened.append(self.store)
+        self._open_again()
         self.clock.advance(lease + 1)
 
     def __enter__(self) -> Self:

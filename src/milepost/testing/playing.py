@@ -29,7 +29,7 @@ from milepost.model.results import WorkflowResult
 from milepost.options import Options
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
-from milepost.testing.clock import FakeClock
+from milepost.testing.clock import FakeClock, fake_entropy
 from milepost.verbs import Bound, Job
 from milepost.workflows.definition import Workflow, WorkflowDefinition
 from milepost.workflows.run import Frame, StepRun
@@ -94,7 +94,7 @@ class Play:
         self._flow = StubbedFlow(flow._definition, self)
         self._stubs = dict(stubs or {})
         self._asked: set[str] = set()
-        self._store = MemoryStore(clock=FakeClock()) if store is None else store
+        self._store = MemoryStore(clock=FakeClock(), entropy=fake_entropy) if store is None else store
         self._options = {**options, "on_wait": "suspend"}
         self._run_id = run_id
         self._answers = Answers(signals)

@@ -12,7 +12,7 @@ import pytest
 
 from milepost.stores.memory import MemoryStore
 from milepost.testing import crashing, running
-from milepost.testing.clock import FakeClock
+from milepost.testing.clock import FakeClock, fake_entropy
 
 __all__ = ["crashtest", "fake_clock", "memory_store", "run_flow"]
 
@@ -26,7 +26,7 @@ def fake_clock() -> FakeClock:
 @pytest.fixture
 def memory_store(fake_clock: FakeClock) -> Iterator[MemoryStore]:
     """Yield an empty store whose time is that of `fake_clock`."""
-    with MemoryStore(clock=fake_clock) as store:
+    with MemoryStore(clock=fake_clock, entropy=fake_entropy) as store:
         yield store
 
 

@@ -37,7 +37,7 @@ from milepost.model.results import WorkflowResult
 from milepost.options import Options, RunOptions
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
-from milepost.testing.clock import FakeClock
+from milepost.testing.clock import FakeClock, fake_entropy
 from milepost.testing.playing import Answers, Passing, PassingAsync, Play
 from milepost.verbs import Bound, Job, Verbs, flow_of
 from milepost.workflows.definition import Workflow
@@ -155,7 +155,7 @@ class _GraphPlay:
     ) -> None:
         self.flow = _StrictFlow(cast("GraphFlow", flow_of(flow)), stubs or {}, type(input))
         self._input = input
-        self._store: Any = MemoryStore(clock=FakeClock()) if store is None else store
+        self._store: Any = MemoryStore(clock=FakeClock(), entropy=fake_entropy) if store is None else store
         clock = getattr(self._store, "clock", None)
         self._bound = {} if clock is None else {"clock": clock}
         self._options = {"isolate": True, **options, "on_wait": "suspend"}

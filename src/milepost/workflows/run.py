@@ -61,7 +61,7 @@ from milepost.model.failure import (
     recorded_step_error,
     with_way_to_catch,
 )
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time, origins_of, source_of
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, Record, format_time, source_of
 from milepost.model.results import RollbackError, StepResult, WorkflowResult
 from milepost.options import Options
 from milepost.store import Release, RunRow, RunSnapshot, Statement, Store, cancel_text
@@ -128,7 +128,7 @@ class Frame:
 
     def _draw(self, run: StepRun, begun: Mapping[str, Any]) -> None:
         """Tell the steps that a fork copied where they come from, so that their code draws the values of the original run."""
-        run.origins = origins_of(begun)
+        run.draw_from(begun)
         if run.origins:
             first = run.recorded.first_below(self.id) if self.id else 0
             self.context._source = None if first is None else source_of(run.origins, first)

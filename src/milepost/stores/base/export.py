@@ -525,17 +525,18 @@ def lines_of_fork(
     *,
     ready: bool,
     by: str | None,
+    entropy: str | None,
 ) -> bytes:
     """Return the lines of the fork, under the run id of its origin and sealed with the origin's `seals`.
 
     `amendment` holds the fields of the owner record that amends the point, and the new state, encoded (None:
     unchanged). `ready`: workers take the fork; else it is left to be resumed.
-    `by`: who forks, as the caller says.
+    `by`: who forks, as the caller says. `entropy`: the random bits of the fork's start.
     """
     info, records = prefix.row.info, list(prefix.records)
     epoch = prefix.row.epoch
     if records[0].kind == START:
-        records[0] = _with_origin(records[0], info.run_id, prefix.sequence, seals, by)
+        records[0] = _with_origin(records[0], info.run_id, prefix.sequence, seals, by, entropy)
     if amendment is not None:
         epoch += 1
         records.append(_amendment(prefix, seals, now, epoch, *amendment))
@@ -560,13 +561,18 @@ def lines_of_fork(
     return joined(lines_of(row, noted, signals, Record.envelope), seals, is_verified=prefix.is_verified)
 
 
-def _with_origin(start: Record, run_id: str, sequence: int, seals: Seals, by: str | None) -> Record:
+def _with_origin(
+    start: Record, run_id: str, sequence: int, seals: Seals, by: str | None, entropy: str | None
+) -> Record:
     """Add the fork's origin to its start record. A fork of a fork names all its origins."""
     fields = start.fields()
     fields.pop("seal", None)
     origin: dict[str, Any] = {"run_id": run_id, "sequence": sequence}
-    if by is not None:
-        origin["by"] = by
+    origin |= {
+        name: value for name, value in (("by", by), ("entropy", fields.pop("entropy", None))) if value is not None
+    }
+    if entropy is not None:
+        fields["entropy"] = entropy
     if "origin" in fields:
         origin["origin"] = fields["origin"]
     return start._replace(header=seals.seal(_encode({**fields, "origin": origin})[:-1]))
