@@ -28,6 +28,7 @@ from milepost import (
     workflow,
 )
 from milepost.errors import DeserializeStateError, OptionError, StateTypeError, StepError, WrongFlowError
+from milepost.events import NodeCompleted, StepCompleted
 from milepost.model.record import OWNER, START
 from milepost.views.journal import is_workflow, read_entries, records_of
 from milepost.views.status import RunView, next_places, view_run
@@ -464,6 +465,26 @@ def test_results_and_outputs_are_plain_json_without_the_code(verbs, store):
         verbs.call(graph, "result")
     Engine(store).resume_from(graph_of(), "g", "pack", rerun=True, state_override=lambda state: Order("o-3", number=0))
     assert "o-3" == verbs.call(graph, "result", raw=True)["id"]
+
+
+@both
+def test_events_are_told_without_the_code(verbs, store, front):
+    flow = (graph_of if front == GRAPH else workflow_of)()
+    far, near = Engine(store), Engine(store, flows=[flow])
+    far.start("orders", FLOWS[front][1], run_id="r")
+    work(near)
+    events = verbs.events(far.handle("r"), "events", -1)
+    expected = verbs.events(near.handle("r"), "events", -1)
+    assert [type(event) for event in expected] == [type(event) for event in events]
+    assert [event.sequence for event in expected] == [event.sequence for event in events]
+    if front == GRAPH:
+        assert "o-1" == events[0].input["id"]
+        assert ["o-1"] == [event.state["id"] for event in events if isinstance(event, NodeCompleted)]
+    else:
+        assert "o-1" == events[0].inputs["order"]["id"]
+        steps = [event for event in events if isinstance(event, StepCompleted)]
+        assert [("pack 0", True), ("pack 1", True)] == [(each.step_name, each.result.success) for each in steps]
+        assert ["o-1", "o-1"] == [order["id"] for order in events[-1].result.output]
 
 
 @both

@@ -34,7 +34,7 @@ from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_js
 from milepost.drivers import SyncDriver
 from milepost.engine.matching import MOST_ERRORS, walk
 from milepost.errors import CheckpointIntegrityError, DeserializeStateError, RunNotFoundError, StoreError
-from milepost.executor.chronicle import Chronicle
+from milepost.executor.chronicle import Chronicle, Undecoded, undecoded_result
 from milepost.executor.effects import Routine
 from milepost.executor.flow import END, Flow
 from milepost.model.events import Event
@@ -48,8 +48,6 @@ from milepost.views.events import (
     MapProgress,
     _error_of,
     _events_of,
-    _result_of,
-    _Undecoded,
     event_document,
     line_of,
 )
@@ -433,8 +431,8 @@ def watched(invocation: Invocation, store: Store, run_id: str, after: int = -1) 
     with _telling(invocation) as tell:
         info = store.get_run(run_id).info
         is_of_steps = is_workflow(store, run_id)
-        flow = _Undecoded(info.flow, "workflow" if is_of_steps else "graph")
-        chronicle = Chronicle(run_id, cast("Flow", flow), _result_of)
+        flow = Undecoded(info.flow, "workflow" if is_of_steps else "graph")
+        chronicle = Chronicle(run_id, cast("Flow", flow), undecoded_result)
         shown_status, maps = "", MapProgress()
         for records, found in follow(store, run_id, after, is_replayed=is_of_steps):
             info = found
@@ -504,7 +502,7 @@ def _telling(invocation: Invocation) -> Iterator[Callable[[Event, str | None], N
 
 
 def _print_document(event: Event, error: str | None) -> None:
-    document = event_document(event, _Undecoded)
+    document = event_document(event, Undecoded)
     if error is not None:
         document["error"] = error
     print(to_json(document, is_line=True), flush=True)

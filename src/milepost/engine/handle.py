@@ -24,10 +24,10 @@ from milepost.engine.watching import (
 from milepost.errors import OptionError, RunTimeoutError, naming
 from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest
-from milepost.executor.chronicle import Chronicle
+from milepost.executor.chronicle import Chronicle, Undecoded, undecoded_result
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow
-from milepost.executor.journal import ask
+from milepost.executor.journal import ask, read_start
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.waits import Waits
@@ -152,24 +152,25 @@ class RunHandle(Generic[R]):
         `Emitted`, `NodeOverdue`) come from any process, in their order, with the `sequence` of the record that they
         follow; stores keep them for a short time, and `EventsMissed` says how many did not arrive. The beginning of a
         node is told in its own process only. A damaged record raises `CheckpointCorruptError`. The `result` of a step
-        is read from the store when it is asked for, and blocks for that long.
+        is read from the store when it is asked for, and blocks for that long. An engine without the flow's code tells
+        inputs, states and outputs as plain JSON, and not the end of a step that has left only failures.
         """
-        chronicle = self._chronicle(self._run(self._known()))
+        chronicle, raw = self._run(self._chronicle())
         is_over = False
         with live_writer.signal(self.store, self.run_id) as signal:
             follower = Follower(chronicle, after, signal)
             while not is_over:
-                news, is_over = self._run(self._on(follower.look, is_awaited=False))
+                news, is_over = self._run(self._on(follower.look, is_awaited=False, raw=raw))
                 yield from self._events_of(chronicle, news)
 
     async def aevents(self, after: int = 0) -> AsyncIterator[Event]:
         """Follow the run with `async for`: the async form of `events`."""
-        chronicle = self._chronicle(await self._arun(self._known()))
+        chronicle, raw = await self._arun(self._chronicle())
         is_over = False
         with live_writer.signal(self.store, self.run_id) as signal:
             follower = Follower(chronicle, after, signal)
             while not is_over:
-                news, is_over = await self._arun(self._on(follower.look))
+                news, is_over = await self._arun(self._on(follower.look, raw=raw))
                 for event in self._events_of(chronicle, news):
                     yield event
 
@@ -353,15 +354,23 @@ class RunHandle(Generic[R]):
             self.store, self.run_id, self._gate, self._bound, new_nonce, retry=retry, reopen=reopen, at=at, by=by
         )
 
-    def _chronicle(self, flow: Flow) -> Chronicle:
+    def _chronicle(self) -> Routine[tuple[Chronicle, bool]]:
+        """Make the teller of the run's records; and whether the flow is not known, so that it tells plain JSON."""
+        name = (yield from self._info()).flow
+        flow = self._flow = self._flow or self._find(name)
+        if flow is None:
+            begun = yield from read_start(self.store, self.run_id)
+            front = "graph" if begun is None else str(begun.fields().get("front", "graph"))
+            raw = cast("Flow", Undecoded(name, front))
+            return Chronicle(self.run_id, raw, undecoded_result), True
         if flow.front == "graph":
-            return Chronicle(self.run_id, flow)
+            return Chronicle(self.run_id, flow), False
         looks: list[WorkflowView] = []
 
         def load(record: Record) -> Any:
             return self._run(self._on(lambda run: loaded(cast("StepRun", run), record, looks), is_awaited=False))
 
-        return Chronicle(self.run_id, flow, load)
+        return Chronicle(self.run_id, flow, load), False
 
     def _events_of(self, chronicle: Chronicle, news: list[Record | Event]) -> Iterator[Event]:
         for new in news:

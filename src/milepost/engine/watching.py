@@ -119,7 +119,7 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
 def tell_ends(run: Run, records: list[Record], chronicle: Chronicle) -> Routine[None]:
     """Give `chronicle` what it needs to tell the ends of runs and steps that are among `records`."""
     kinds = {record.kind for record in records}
-    if not isinstance(run, StepRun):
+    if isinstance(run, RawRun) or not isinstance(run, StepRun):
         if FINISH in kinds:
             chronicle.failures = yield from ask(run.store, "read", run.run_id, kinds=(FAILURE,))
     elif kinds & {FAILURE, FINISH}:

@@ -10,7 +10,7 @@ import msgspec
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError, MilepostError
 from milepost.executor.flow import Flow, codec_at
-from milepost.executor.history_values import parent_of, refused_answer, wait_of
+from milepost.executor.history_values import StepRecord, parent_of, refused_answer, wait_of
 from milepost.model.beginning import BEGIN, is_incomplete
 from milepost.model.events import (
     AttemptFailed,
@@ -47,7 +47,7 @@ from milepost.model.record import (
     parse_time,
 )
 from milepost.model.reports import ResumeInfo
-from milepost.model.results import RollbackError, StepResult, StepType, WorkflowResult
+from milepost.model.results import RollbackError, SkipMarker, StepResult, StepType, WorkflowResult
 
 
 class Chronicle:
@@ -295,3 +295,45 @@ class Chronicle:
         if "retry_at" not in fields:
             return None
         return max(0.0, parse_time(fields["retry_at"]).timestamp() - failed_at)
+
+
+class Undecoded:
+    """A stand-in for a flow and its codec, which leaves states and outputs as the recorded JSON."""
+
+    problems: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, name: str, front: str) -> None:
+        self.name = name
+        self.front = front
+
+    @property
+    def codec(self) -> Any:
+        """Itself."""
+        return self
+
+    output_codec = codec
+
+    @staticmethod
+    def decode(data: bytes, *, root: str = "state") -> Any:
+        """Parse the recorded JSON."""
+        return msgspec.json.decode(data)
+
+    def input_of(self, data: bytes) -> Any:
+        """Parse the recorded JSON."""
+        return self.decode(data)
+
+    @staticmethod
+    def encode(value: Any, *, root: str = "state") -> bytes:
+        """Return the JSON again."""
+        return msgspec.json.encode(value)
+
+
+def undecoded_result(record: Record) -> Any:
+    """Return the result in a step's record, with its output as JSON. For a node of a graph that is a step, return the state."""
+    if "step_type" not in record.fields():
+        return Undecoded.decode(record.state() or b"null")
+    outcome = StepRecord(record.sequence, record.fields(), record).outcome()
+    output = Undecoded.decode(bytes(outcome.output))
+    if outcome.outcome == "skipped":
+        output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")
+    return outcome.result(output)

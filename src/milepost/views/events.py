@@ -11,7 +11,6 @@ from typing import Any
 from milepost.errors import DeserializeStateError
 from milepost.executor.chronicle import Chronicle
 from milepost.executor.flow import END
-from milepost.executor.history_values import StepRecord
 from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
@@ -195,17 +194,6 @@ def _error_of(record: Record) -> str | None:
     return short(f"{fields['error_type']}: {fields.get('message', '')}", 160)
 
 
-def _result_of(record: Record) -> Any:
-    """Return the result in a step's record, with its output as JSON. For a node of a graph that is a step, return the state."""
-    if "step_type" not in record.fields():
-        return _Undecoded.decode(record.state() or b"null")
-    outcome = StepRecord(record.sequence, record.fields(), record).outcome()
-    output = _Undecoded.decode(bytes(outcome.output))
-    if outcome.outcome == "skipped":
-        output = SkipMarker(str(output.get("reason", "")) if isinstance(output, dict) else "")
-    return outcome.result(output)
-
-
 class MapProgress:
     """A counter of the items of maps that are done. It gets the records of a run in order, since no record has the count."""
 
@@ -224,34 +212,3 @@ class MapProgress:
             done.add(item)
             return Progress(run_id=event.run_id, timestamp=event.timestamp, node_id=map_id, done=len(done), total=total)
         return None
-
-
-class _Undecoded:
-    """A stand-in for a flow and its codec, which leaves states and outputs as the recorded JSON."""
-
-    problems: tuple[tuple[str, str], ...] = ()
-
-    def __init__(self, name: str, front: str) -> None:
-        self.name = name
-        self.front = front
-
-    @property
-    def codec(self) -> Any:
-        """Itself."""
-        return self
-
-    output_codec = codec
-
-    @staticmethod
-    def decode(data: bytes, *, root: str = "state") -> Any:
-        """Parse the recorded JSON."""
-        return json.loads(data)
-
-    def input_of(self, data: bytes) -> Any:
-        """Parse the recorded JSON."""
-        return self.decode(data)
-
-    @staticmethod
-    def encode(value: Any, *, root: str = "state") -> bytes:
-        """Return the JSON again."""
-        return json.dumps(value, ensure_ascii=False).encode()
