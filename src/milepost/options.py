@@ -16,7 +16,7 @@ from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.record import as_posix
 from milepost.model.retry import Retry, as_seconds
-from milepost.store import check_tag
+from milepost.store import check_tags
 
 
 class EngineOptions(TypedDict, total=False):
@@ -265,8 +265,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("stop_before", "stop_after"):
             force_setattr(self, name, _ids(getattr(self, name), name))
         force_setattr(self, "hooks", _hooks({"hooks": self.hooks}))
-        for key, value in (self.tags or {}).items():
-            check_tag(key, value)
+        check_tags(self.tags or {})
 
 
 UNAMENDED: Mapping[str, Any] = {"state_override": None, "update": None, "reroute": None}

@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import builtins
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
@@ -31,7 +31,7 @@ import msgspec
 from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError, shown
 from milepost.model.ids import SYSTEM, Clock, this_process
 from milepost.model.ranges import MOST, Count, Ranges
-from milepost.model.record import Record
+from milepost.model.record import FORKED_FROM, Record
 from milepost.model.seal import Seals
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ __all__ = [
     "check_number",
     "check_run_id",
     "check_tag",
+    "check_tag_names",
+    "check_tags",
+    "flaw_of_prompt",
     "read_cancel",
+    "shortened",
 ]
 
 Status = Literal["ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead"]
@@ -73,6 +77,9 @@ ACTIVE = ("ready", "running", "waiting", "interrupted", "dead")
 GOES_ON = frozenset({"bug", "input", "value"})
 """The causes that block a run until somebody has mended them: `resume` goes on then, without `reopen`."""
 MAX_ID_BYTES = 512
+MAX_TAGS = 64
+MAX_PROMPT_BYTES = 16 * 1024
+MAX_REASON_BYTES = 2048
 
 Records = list[Record]
 
@@ -259,7 +266,7 @@ _BY = "\x1f"
 
 def cancel_text(reason: str, by: str | None) -> str:
     """Return the request of a cancel as one text, for all that store it and hand it on."""
-    reason = reason.replace(_BY, "\\x1f")
+    reason = shortened(reason.replace(_BY, "\\x1f"))
     return reason if by is None else f"{reason}{_BY}{by}"
 
 
@@ -267,6 +274,24 @@ def read_cancel(text: str) -> tuple[str, str | None]:
     """Return the reason and who asked, of a text that `cancel_text` made."""
     reason, _, by = text.partition(_BY)
     return reason, by or None
+
+
+def shortened(reason: str) -> str:
+    """Return a reason of at most `MAX_REASON_BYTES`. Every list of runs reads it."""
+    if len(reason) <= MAX_REASON_BYTES // 4:
+        return reason
+    data = reason[:MAX_REASON_BYTES].encode("utf-8", "backslashreplace")
+    return data[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+
+
+def flaw_of_prompt(data: bytes) -> str | None:
+    """Say what is wrong with the size of a prompt, given as JSON; None if nothing is."""
+    if len(data) <= MAX_PROMPT_BYTES:
+        return None
+    return (
+        f"has {len(data)} bytes as JSON, and every list of runs reads it: give at most {MAX_PROMPT_BYTES}, and say in it "
+        f"where the rest is"
+    )
 
 
 class StoreOptions(TypedDict, total=False):
@@ -334,6 +359,22 @@ def check_tag(key: Any, value: Any) -> None:
             raise OptionError(
                 f"tag {shown(key)}: {shown(value)} has NUL or a lone surrogate in it: leave it out", option="tags"
             )
+
+
+def check_tag_names(names: Set[str]) -> None:
+    """Raise `OptionError` if a run would have more than `MAX_TAGS` tags, besides the one that a fork gets."""
+    if len(names) - (FORKED_FROM in names) > MAX_TAGS:
+        raise OptionError(
+            f"a run has at most {MAX_TAGS} tags, and would have {len(names)}: put what else it is about into its state",
+            option="tags",
+        )
+
+
+def check_tags(tags: Mapping[Any, Any]) -> None:
+    """Raise as `check_tag` does for the first bad tag, and `OptionError` for too many."""
+    for key, value in tags.items():
+        check_tag(key, value)
+    check_tag_names(tags.keys())
 
 
 def check_run_id(value: Any) -> str:

@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from milepost import END, Graph, MemoryStore, Retry, SQLiteStore, Steps, WorkflowContext, current, step, workflow
+from milepost import (
+    END,
+    Graph,
+    MemoryStore,
+    NodeError,
+    Retry,
+    SQLiteStore,
+    Steps,
+    WorkflowContext,
+    current,
+    step,
+    workflow,
+)
 from milepost.errors import OptionError
 from milepost.events import Emitted, Progress
 
@@ -179,6 +191,32 @@ def test_tags_are_written_with_the_checkpoint_of_their_visit(verbs, store, line)
     verbs.resume(line(Count, "ab", {"b": c}), store, "r1")
     assert {"by": "me", "order": "o-18"} == store.get_run("r1").info.tags
     assert ["r1"] == [info.run_id for info in store.list_runs(tags={"order": "o-18"})]
+
+
+def test_a_run_has_at_most_64_tags(verbs, store, line):
+    """Those that it began with and those of nodes, also of nodes before a resume; a fork has one more, its origin."""
+
+    def a(ctx, state: Count) -> Count:
+        ctx.tag("n", "1")
+        return plus(state)
+
+    def b(ctx, state: Count) -> Count:
+        ctx.tag("n", "2")
+        ctx.tag("one more", "3")
+        return plus(state)
+
+    given, graph = {str(n): "" for n in range(63)}, line(Count, "ab", {"a": a, "b": b})
+    with pytest.raises(NodeError, match="a run has at most 64 tags, and would have 65"):
+        verbs.run(graph, Count(), store=store, run_id="r1", tags=given)
+    with pytest.raises(NodeError, match="a run has at most 64 tags"):
+        verbs.resume(graph, store, "r1")
+    fork_id = graph.fork_run(store, "r1", "a")
+    assert 65 == len(store.get_run(fork_id).info.tags)
+    with pytest.raises(NodeError, match="a run has at most 64 tags"):
+        verbs.resume(graph, store, fork_id)
+    assert Count(2) == verbs.resume(line(Count, "ab"), store, fork_id)
+    with pytest.raises(OptionError, match="a run has at most 64 tags"):
+        verbs.run(graph, Count(), store=store, run_id="r2", tags={**given, "x": "", "y": ""})
 
 
 @pytest.mark.parametrize(("key", "value"), [(1, "x"), ("x", 1), ("x", None)])

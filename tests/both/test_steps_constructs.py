@@ -589,8 +589,8 @@ def test_equal_keys_are_refused_before_anything_runs(verbs, store, work, log):
     assert ([], "failed") == (log, store.get_run("r").info.status)
 
 
-@pytest.mark.parametrize("key", [lambda n: n, lambda n: 1 / 0])
-def test_a_key_that_is_no_text_or_fails_fails_the_workflow(verbs, store, work, log, key):
+@pytest.mark.parametrize("key", [lambda n: n, lambda n: 1 / 0, lambda n: "k" * (511 + n)])
+def test_a_key_that_is_no_text_too_long_or_fails_fails_the_workflow(verbs, store, work, log, key):
     @workflow("w")
     def wf():
         yield step("m").map(work(double), [1, 2], key=key)

@@ -28,7 +28,7 @@ from milepost import (
     workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
-from milepost.errors import OptionError, SignalRefusedError
+from milepost.errors import GraphError, OptionError, SignalRefusedError
 from milepost.events import RunWaiting
 from milepost.testing import FakeClock
 
@@ -253,13 +253,22 @@ def test_a_prompt_of_more_than_16_kb_is_refused(verbs, engine, front):
     def asking(prompt: str) -> Any:
         if front == "workflow":
             return typed(None, prompt=prompt).bind()
-        graph = Graph(dict).add_wait("ask", "go", apply=lambda state, reply: state, prompt=prompt)
+        graph = Graph(dict).add_wait("ask", "go", apply=lambda state, reply: state, prompt=lambda state: prompt)
         return graph.add_edge("ask", END).set_entry("ask").compile("asks").bind({})
 
     with pytest.raises(RunSuspended):
         verbs.run(engine, asking("p" * (16 * 1024 - 2)), run_id="fits")
     with pytest.raises(SerializeStateError, match=r"the prompt of .* has 16385 bytes as JSON"):
         verbs.run(engine, asking("p" * (16 * 1024 - 1)), run_id="r")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match"), [("p" * 16 * 1024, "has 16386 bytes as JSON"), (object(), "cannot be recorded")]
+)
+def test_a_graph_is_not_built_with_a_prompt_that_no_wait_can_have(prompt, match):
+    graph = Graph(dict)
+    with pytest.raises(GraphError, match=f"the prompt of wait 'ask' {match}"):
+        graph.add_wait("ask", "go", apply=lambda state, reply: state, prompt=prompt)
 
 
 def test_a_reason_of_more_than_2_kb_is_cut(engine, timed):

@@ -21,7 +21,7 @@ from milepost.model.events import Emitted, Event, Progress, UnrecordedEvent, sur
 from milepost.model.failure import contained
 from milepost.model.live import snapshot
 from milepost.model.record import Origin, parse_time
-from milepost.store import Statement, check_tag, read_cancel
+from milepost.store import Statement, check_tag, check_tag_names, read_cancel
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -84,7 +84,19 @@ class LiveOutlet:
 class RunScope:
     """The common part of all contexts of one run. It belongs to the core; user code sees it through `Context`."""
 
-    __slots__ = ("clock", "deps", "entropy", "held", "lend", "live", "logger", "publish", "run_id", "store")
+    __slots__ = (
+        "clock",
+        "deps",
+        "entropy",
+        "held",
+        "lend",
+        "live",
+        "logger",
+        "publish",
+        "run_id",
+        "store",
+        "tag_names",
+    )
 
     def __init__(
         self,
@@ -100,6 +112,8 @@ class RunScope:
         self.store = store
         self.deps = deps
         self.logger = logger
+        self.tag_names: set[str] = set()
+        """The names of the run's tags, those that attempts have added included."""
         self.held: LeaseView | None = None
         self.entropy: str | None = None
         """The random bits of the run's start, as hex digits; None: its numbers follow from its id."""
@@ -273,9 +287,14 @@ class Context(Generic[DepsT]):
     def tag(self, key: str, value: str) -> None:
         """Add a tag to the run; it is written with this visit's checkpoint.
 
-        Raises TypeError unless both are str, `OptionError` for NUL and lone surrogates.
+        Raises TypeError unless both are str, `OptionError` for NUL and lone surrogates, for more than 512 bytes in one,
+        and for more than 64 tags of a run.
         """
         check_tag(key, value)
+        names = self._scope.tag_names
+        if key not in names:
+            check_tag_names(names | {key})
+            names.add(key)
         if self._tags is None:
             self._tags = {}
         self._tags[key] = value

@@ -501,6 +501,7 @@ def _go(
 ) -> Routine[Any]:
     """Go on with a run that this call owns, or carry out its open cancel. `is_claimed`: a worker's claim took it."""
     run.info = examined.info
+    run.scope.tag_names |= examined.row.info.tags.keys()
     body = run.end(examined, examined.row) if is_ending else run.go_on(request, examined, amendment)
     if is_claimed and not is_ending:
         body = _recording_found(run, body)

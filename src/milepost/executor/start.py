@@ -69,6 +69,7 @@ def start(run: Run, state: Any, nonces: Callable[[], str]) -> Routine[Any]:
     except RunExistsError as exists:
         return (yield from _existing(run, exists, state, nonces))
     run.journal.sequence, run.journal.epoch = 0, 1
+    run.scope.tag_names |= (run.options.tags or {}).keys()
     return (yield from run.hold(_begin(run, data), state))
 
 

@@ -34,7 +34,7 @@ from milepost.model.events import RunWaiting
 from milepost.model.failure import contained, describe
 from milepost.model.failure import place as say_where
 from milepost.model.record import REPLY, WAIT, as_posix, format_time, parse_time
-from milepost.store import RunRow, Signal
+from milepost.store import RunRow, Signal, flaw_of_prompt
 
 if TYPE_CHECKING:
     from milepost.executor.run import Run
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from milepost.model.results import Reply, StepType
 
 _encode = msgspec.json.Encoder().encode
-_LARGEST_PROMPT = 16 * 1024
-"""Bytes of the largest prompt, as JSON."""
 
 
 class Waits:
@@ -226,12 +224,9 @@ def _opened(run: Run, work: Waits, step_id: str, visit: int, at: Mapping[str, An
             "give what the codec carries",
         )
         raise data
-    if len(data) > _LARGEST_PROMPT:
+    if (flaw := flaw_of_prompt(data)) is not None:
         raise SerializeStateError(
-            f"the prompt of {_named(run, step_id)} of run {run.run_id!r} has {len(data)} bytes as JSON, and every list of "
-            f"runs reads it: give at most {_LARGEST_PROMPT}, and say in it where the rest is",
-            run_id=run.run_id,
-            node_id=step_id,
+            f"the prompt of {_named(run, step_id)} of run {run.run_id!r} {flaw}", run_id=run.run_id, node_id=step_id
         )
     seen = 0
     if not work.early:

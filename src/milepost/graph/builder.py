@@ -37,6 +37,7 @@ from milepost.graph.declarations import (
     read_callable,
     read_function,
     read_merge,
+    read_prompt,
     read_targets,
     read_tries,
     refuse,
@@ -422,13 +423,15 @@ class Graph(Generic[StateT]):
         type of the answer: an answer of another type is refused, and the run waits on. With `early=False` a signal that
         was sent before the run waited here does not count. `merge` as in `add_node`, where the branches of a fork meet.
 
-        Raises `GraphError` for an id that is bad or taken, a signal without a name and a function that cannot be called
-        so.
+        Raises `GraphError` for an id that is bad or taken, a signal without a name, a prompt that is larger than 16 KB as
+        JSON or can't be recorded, and a function that cannot be called so.
         """
         node_id = self._new_id(id)
         if not isinstance(signal, str) or not signal:
             refuse("bad_signal", node_id, f"wait {node_id!r} is for signal {shown(signal)}: give its name, a str")
-        asked = self._function(prompt, f"prompt= of wait {node_id!r}", node_id, 1) if callable(prompt) else prompt
+        asked: object = self._function(prompt, f"prompt= of wait {node_id!r}", node_id, 1) if callable(prompt) else None
+        if asked is None:
+            asked = read_prompt(node_id, prompt)
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         work = WaitWork(signal, seconds, None, asked, payload, bool(early))
         function = self._function(apply, f"apply= of wait {node_id!r}", node_id, 2)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn, get_origin
 
-from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError, shown
+from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError, SerializeStateError, shown
 from milepost.executor.flow import END, START, Function
 from milepost.model.retry import Retry, as_seconds
-from milepost.store import check_id
+from milepost.store import check_id, flaw_of_prompt
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format
@@ -53,6 +53,19 @@ def new_node_id(value: Any) -> str:
     if "/" in node_id or any(map(str.isspace, node_id)):
         refuse("bad_id", node_id, f"the node id {node_id!r} has whitespace or a '/': choose another id")
     return node_id
+
+
+def read_prompt(node_id: str, prompt: Any) -> Any:
+    """Return a prompt that is no function. Raises `GraphError` if it can't be recorded."""
+    from milepost.executor.waits import MessageCodec  # few graphs wait
+
+    try:
+        flaw = flaw_of_prompt(MessageCodec.encode(prompt, root="prompt"))
+    except SerializeStateError as exc:
+        flaw = f"cannot be recorded: {exc}"
+    if flaw is not None:
+        refuse("bad_prompt", node_id, f"the prompt of wait {node_id!r} {flaw}")
+    return prompt
 
 
 def read_targets(source: str, targets: Any) -> Mapping[Any, str] | None:

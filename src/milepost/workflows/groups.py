@@ -43,6 +43,7 @@ from milepost.model.results import (
     SubWorkflowInvocationResult,
     WorkflowResult,
 )
+from milepost.store import MAX_ID_BYTES
 from milepost.workflows.matching import Arguments, described, differs, how_to_agree, non_determinism
 from milepost.workflows.rollback import roll_back
 from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Modifiers, Spreads, Step, is_async
@@ -409,6 +410,8 @@ def item_ids(run: StepRun, step: Step[Any], step_id: str) -> list[str]:
             name = contained(work.key, item)
             if type(name) is not str:
                 raise TypeError(f"its key= gave {shown(name)} for {shown(item)}: it must give a str")
+            if len(name.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+                raise ValueError(f"its key= gave {shown(name)}, of more than {MAX_ID_BYTES} bytes: give a digest of it")
         except Exception as exc:
             raise StepError(
                 f"the key= of map {step_id!r} of run {run.run_id!r} failed for {shown(item)}: {describe(exc)}",

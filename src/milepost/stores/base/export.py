@@ -41,7 +41,18 @@ from milepost.model.record import (
     parse_time,
 )
 from milepost.model.seal import DIGESTS, KEYED, UNSEALED, Seals
-from milepost.store import MOST, Count, RunRow, Signal, check_id, check_run_id, check_tag
+from milepost.store import (
+    MAX_REASON_BYTES,
+    MOST,
+    Count,
+    RunRow,
+    Signal,
+    check_id,
+    check_run_id,
+    check_tags,
+    flaw_of_prompt,
+    read_cancel,
+)
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import Note, note_of, seal_of
 
@@ -340,8 +351,8 @@ class _Reader:
             raise CheckpointCorruptError("the first line must be the run, as an export writes it")
         run = _as(members["run"], _Run)
         check_run_id(run.run_id)
-        for pair in run.tags.items():
-            check_tag(*pair)
+        check_tags(run.tags)
+        _check_texts(run)
         if any(wait.wake_at is not None and wait.wake_at.tzinfo is None for wait in run.waiting):
             raise CheckpointCorruptError("the run waits until a time without a zone")
         self._run, self._gaps = run, Gaps(has_start=bool(run.flow))
@@ -443,6 +454,17 @@ class _Reader:
             raise CheckpointCorruptError(f"record {record.sequence} follows record {self._gaps.next - 1}")
         self._gaps.pass_over(record.sequence)
         self._records.append((record, note))
+
+
+def _check_texts(run: _Run) -> None:
+    """Raise `CheckpointCorruptError` for a reason or a prompt that is larger than any store takes it."""
+    asked = "" if run.cancel is None else read_cancel(run.cancel)[0]
+    for what, text in (("reason", run.reason), ("reason of its cancel", asked)):
+        if (size := len(text.encode())) > MAX_REASON_BYTES:
+            raise CheckpointCorruptError(f"the {what} has {size} bytes: at most {MAX_REASON_BYTES} are taken")
+    for wait in run.waiting:
+        if (flaw := flaw_of_prompt(_encode(wait.prompt))) is not None:
+            raise CheckpointCorruptError(f"the prompt of {wait.wait_id!r} {flaw}")
 
 
 def _header(texts: Mapping[str, bytes]) -> bytes:

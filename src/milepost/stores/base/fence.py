@@ -17,7 +17,18 @@ from msgspec.structs import replace
 
 from milepost.model.ids import describe_owner
 from milepost.model.ranges import Ranges
-from milepost.store import ENDED, GOES_ON, Append, Claim, LeaseState, Release, Token, cancel_text, read_cancel
+from milepost.store import (
+    ENDED,
+    GOES_ON,
+    Append,
+    Claim,
+    LeaseState,
+    Release,
+    Token,
+    cancel_text,
+    read_cancel,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
@@ -25,7 +36,6 @@ if TYPE_CHECKING:
 # -- The fence: every decision about who owns a run and how its row changes, without any I/O -------
 
 
-MOST_OF_A_REASON = 2048
 _UNCANCELLABLE = frozenset({"finished", "cancelled"})
 
 
@@ -229,14 +239,6 @@ def end_ownership(row: Row, release: Release, *, newest: int, now: float) -> Row
         cancel=None if release.status in ENDED else row.cancel,
         sequence=newest,
     )
-
-
-def shortened(reason: str) -> str:
-    """Return a reason of at most `MOST_OF_A_REASON` bytes. Every list of runs reads it."""
-    if len(reason) <= MOST_OF_A_REASON // 4:
-        return reason
-    data = reason[:MOST_OF_A_REASON].encode("utf-8", "backslashreplace")
-    return data[:MOST_OF_A_REASON].decode("utf-8", "ignore")
 
 
 def renewed(row: Row, until: float | None, now: float) -> Row:

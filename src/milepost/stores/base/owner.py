@@ -51,7 +51,7 @@ from milepost.store import (
     Verdict,
     check_number,
     check_run_id,
-    check_tag,
+    check_tags,
     read_cancel,
 )
 from milepost.stores.base import fence
@@ -191,8 +191,7 @@ class OwnerStore(LiveStore):
 
     def create(self, new: NewRun) -> Token:
         check_run_id(new.run_id)
-        for key, value in new.tags.items():
-            check_tag(key, value)
+        check_tags(new.tags)
         if new.record.sequence != 0:
             raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
         me = this_process()
@@ -407,9 +406,7 @@ class OwnerStore(LiveStore):
 
     def _prepared(self, append: Append) -> Append:
         token, records, release, tags, statements = append
-        if tags is not None:
-            for key, value in tags.items():
-                check_tag(key, value)
+        check_tags(tags or {})
         if statements and not self.runs_statements:
             raise OptionError(f"the store {self.place} executes no statements with a checkpoint", option="statements")
         return Append(token, self._kept(token, records), release, tags, statements)
@@ -741,7 +738,7 @@ def check_names(names: Any, what: str) -> None:
         raise TypeError(f"{what} must be a collection of str, not {shown(names)}")
 
 
-def check_tags(tags: Mapping[Any, Any]) -> None:
+def check_wanted_tags(tags: Mapping[Any, Any]) -> None:
     """Raise TypeError unless `tags` maps str to str."""
     if not isinstance(tags, Mapping):
         raise TypeError(f"tags are a mapping of str to str, not {shown(tags)}")

@@ -32,6 +32,7 @@ from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record, format_time, make_record
 from milepost.store import (
     ENDED,
+    MAX_REASON_BYTES,
     MOST,
     Signal,
     StoreOptions,
@@ -40,11 +41,12 @@ from milepost.store import (
     check_number,
     check_run_id,
     read_cancel,
+    shortened,
 )
 from milepost.stores.base import fence
 from milepost.stores.base.deltas import Base, chained
 from milepost.stores.base.fence import Row
-from milepost.stores.base.owner import check_tags
+from milepost.stores.base.owner import check_wanted_tags
 from milepost.stores.base.prune import Pruning
 from milepost.stores.base.transaction import DamagedRow, Note, Transaction, note_of, seal_of
 
@@ -405,7 +407,7 @@ class Runs(Keeping):
                 check_moment(moment, name)
         if after is not None:
             check_run_id(after)
-        check_tags(tags or {})
+        check_wanted_tags(tags or {})
         wanted = None if status is None else {status} if isinstance(status, str) else set(status)
         # A row does not say whether a running run is dead: each is checked. A damaged row may say anything, and is shown
         # as blocked: each is read.
@@ -539,7 +541,7 @@ class Runs(Keeping):
         if by is not None:
             check_id(by, "by")
         # A reason is shown, never compared, so characters that UTF-8 cannot hold become their escapes.
-        reason = fence.shortened(reason[: fence.MOST_OF_A_REASON].encode("utf-8", "backslashreplace").decode())
+        reason = shortened(reason[:MAX_REASON_BYTES].encode("utf-8", "backslashreplace").decode())
 
         def body(tx: Transaction) -> Literal["cancelled", "requested", "ended"]:
             row = self._row(tx, run_id)

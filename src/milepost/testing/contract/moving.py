@@ -165,6 +165,12 @@ def damaged(export: bytes) -> Iterator[tuple[str, int, bytes, type[Exception]]]:
     yield "a count beyond all", 1, changed(1, signals=2**64), corrupt
     yield "a time beyond all", 1, changed(1, updated_at=1e300), corrupt
     yield "a tag of NUL", 1, changed(1, tags={"a": "\0"}), corrupt
+    yield "a tag of more than 512 bytes", 1, changed(1, tags={"a": "\u00e9" * 257}), corrupt
+    yield "more than 64 tags", 1, changed(1, tags={str(n): "" for n in range(65)}), corrupt
+    yield "a reason of more than 2 KB", 1, changed(1, reason="r" * 2049), corrupt
+    yield "a cancel of more than 2 KB", 1, changed(1, cancel="r" * 2049), corrupt
+    prompt = {"wait_id": "a", "signal": "go", "prompt": "p" * 16 * 1024}
+    yield "a prompt of more than 16 KB", 1, changed(1, waiting=[prompt]), corrupt
     yield (
         "a wait without zone",
         1,

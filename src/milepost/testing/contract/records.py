@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from milepost.errors import CheckpointNotFoundError, RunExistsError, RunNotFoundError
+from milepost.errors import CheckpointNotFoundError, OptionError, RunExistsError, RunNotFoundError
 from milepost.model.ids import this_process
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges
@@ -126,6 +126,14 @@ class JournalContract(StoreUnderTest):
         begin(store, "r", tags=tags)
         tags["team"] = "red"
         assert {"team": "blue"} == dict(store.get_run("r").info.tags)
+
+    def test_a_run_has_at_most_64_tags(self, store: Store) -> None:
+        """`OptionError` for too many tags, or one of more than 512 bytes."""
+        begin(store, "full", tags={str(n): "" for n in range(64)})
+        for tags in ({str(n): "" for n in range(65)}, {"k" * 513: ""}):
+            with pytest.raises(OptionError, match="tag"):
+                begin(store, "r", tags=tags)
+        assert ["full"] == [info.run_id for info in store.list_runs()]
 
     def test_what_is_read_belongs_to_the_caller(self, store: Store) -> None:
         """What comes out belongs to the caller."""
