@@ -364,7 +364,7 @@ class Job:
             self.run.scope.publish = live
         store = self.run.scope.store
         if store is not None and store.keeps_live and not store.is_read_only:
-            self.run.send_live(live_writer.keep_in(store))
+            self.run.send_live(live_writer.keep_in(store, self.run.run_id))
 
 
 class _Sparing:

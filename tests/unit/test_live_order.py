@@ -8,7 +8,7 @@ import pytest
 
 from milepost import MemoryStore
 from milepost.events import Emitted, NodeOverdue, Progress
-from milepost.model.live import LARGEST_DATA, LiveEvent, LiveOrder, Missed, event_of, snapshot, stored
+from milepost.model.live import LARGEST_DATA, LiveEvent, LiveOrder, Missed, body_of, event_of
 from milepost.store import Store
 
 
@@ -82,8 +82,8 @@ class Odd:
     ],
 )
 def test_data_is_carried_as_json_or_the_reason_is_told(data: Any, carried: Any, omitted: str):
-    event = Emitted(run_id="r", timestamp=5.0, node_id="a", visit=2, attempt=3, epoch=4, number=6, name="n", data=data)
-    back = event_of("r", stored(event, 7, snapshot(data)), 8)
+    body = body_of(Emitted, {"name": "n", "data": data})
+    back = event_of("r", LiveEvent(4, 6, 7, 5.0, "a", 2, 3, body), 8)
     assert isinstance(back, Emitted)
     assert (carried, True) == (back.data, back.omitted.startswith(omitted))
     assert ("r", 5.0, 8, "a", 2, 3, 4, 6, "n") == (
@@ -94,19 +94,24 @@ def test_data_is_carried_as_json_or_the_reason_is_told(data: Any, carried: Any, 
 
 def test_later_changes_of_the_data_do_not_change_the_event():
     data = {"n": 1}
-    taken = snapshot(data)
+    body = body_of(Emitted, {"name": "n", "data": data})
     data["n"] = 2
-    event = Emitted(run_id="r", timestamp=5.0, node_id="a", epoch=1, number=1, name="n", data=data)
-    back = event_of("r", stored(event, 0, taken), 0)
+    back = event_of("r", LiveEvent(1, 1, 0, 5.0, "a", 1, 1, body), 0)
     assert isinstance(back, Emitted)
     assert {"n": 1} == back.data
 
 
+def test_long_texts_are_cut():
+    for said in ({"name": "n" * 20_000, "data": [1]}, {"name": "n" * 20_000, "data": "\ud800"}):
+        back = event_of("r", LiveEvent(1, 1, 0, 5.0, "a", 1, 1, body_of(Emitted, said)), 0)
+        assert isinstance(back, Emitted)
+        assert ("n" * 10_000, bool(back.omitted)) == (back.name, back.data is None)
+
+
 def test_progress_and_overdue_nodes_come_back_as_they_were():
-    told: dict[str, Any] = {"run_id": "r", "timestamp": 1.5, "node_id": "a", "epoch": 1, "number": 1, "sequence": 0}
-    for event in (Progress(done=1, total=None, message="\ud800", **told), NodeOverdue(**told)):
-        back = event_of("r", stored(event, 0), 0)
-        assert type(event) is type(back)
+    progress = {"done": 1, "total": None, "message": "\ud800"}
+    for kind, said in ((Progress, progress), (NodeOverdue, {})):
+        assert kind is type(event_of("r", LiveEvent(1, 1, 0, 1.5, "a", 1, 1, body_of(kind, said)), 0))
     assert event_of("r", LiveEvent(1, 1, 0, 0.0, "a", 1, 1, b"\xff"), 0) is None
     assert event_of("r", LiveEvent(1, 1, 0, 0.0, "a", 1, 1, b'{"event":"New"}'), 0) is None
 

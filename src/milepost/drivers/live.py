@@ -14,13 +14,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from milepost.errors import StoreClosedError
-from milepost.model.events import UnrecordedEvent
 from milepost.model.failure import describe
 from milepost.model.ids import in_forked_child
-from milepost.model.live import KEPT_SECONDS, MOST_BYTES, MOST_EVENTS, LiveBatch, LiveEvent, Place, stored
+from milepost.model.live import KEPT_SECONDS, MOST_BYTES, MOST_EVENTS, LiveBatch, LiveEvent, Place
 from milepost.store import Store
 
 logger = logging.getLogger("milepost")
@@ -32,7 +30,8 @@ _PAUSE = 0.05
 _FLUSH_SECONDS = 1.0
 """Seconds that the end of the process, or of a store, waits for events to be written."""
 
-_Queued = tuple[Store, UnrecordedEvent, int, Any, int]
+_Run = tuple[Store, str]
+"""A store and the id of a run in it."""
 
 
 class LiveSignal:
@@ -102,7 +101,7 @@ class LiveWriter:
     """The thread that writes the live events of this process, the queue before it, and the readers to be woken."""
 
     def __init__(self) -> None:
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[tuple[_Run, LiveEvent]] = deque()
         self._size = 0
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -115,17 +114,18 @@ class LiveWriter:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def keep_in(self, store: Store) -> Callable[[UnrecordedEvent, int, Any], None]:
-        """Return a function that puts an event, the record it follows and the snapshot of its data into the queue."""
+    def keep_in(self, store: Store, run_id: str) -> Callable[[LiveEvent], None]:
+        """Return a function that puts a live event of a run into the queue."""
         store.flush_live = self.flush
+        run = store, run_id
 
-        def keep(event: UnrecordedEvent, after: int, data: Any) -> None:
-            size = len(data) if isinstance(data, (str, bytes)) else 0
+        def keep(event: LiveEvent) -> None:
             with self._lock:
-                if len(self._queue) >= _MOST_QUEUED or self._size + size > _MOST_BYTES_QUEUED:
+                self._size += len(event.body)
+                if len(self._queue) >= _MOST_QUEUED or self._size > _MOST_BYTES_QUEUED:
+                    self._size -= len(event.body)
                     return
-                self._queue.append((store, event, after, data, size))
-                self._size += size
+                self._queue.append((run, event))
             if not self._awake.is_set():
                 self._awake.set()
                 if self._thread is None:
@@ -161,10 +161,10 @@ class LiveWriter:
     def _write_all(self) -> None:
         with self._lock:
             queued, self._queue, self._size = self._queue, deque(), 0
-        runs: dict[Store, dict[str, list[LiveEvent]]] = {}
-        for store, event, after, data, _ in queued:
-            runs.setdefault(store, {}).setdefault(event.run_id, []).append(stored(event, after, data))
-        for store, events in runs.items():
+        stores: dict[Store, dict[str, list[LiveEvent]]] = {}
+        for (store, run_id), event in queued:
+            stores.setdefault(store, {}).setdefault(run_id, []).append(event)
+        for store, events in stores.items():
             try:
                 store.write_live([self._batch(store, run_id, of_run) for run_id, of_run in events.items()])
             except StoreClosedError:

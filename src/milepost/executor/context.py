@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.model.events import Emitted, Event, Progress, UnrecordedEvent, surround
 from milepost.model.failure import contained
-from milepost.model.live import snapshot
+from milepost.model.live import LiveEvent, body_of
 from milepost.model.record import Origin, parse_time
 from milepost.store import Statement, check_tag, check_tag_names, read_cancel
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from milepost.executor.effects import LeaseView
     from milepost.executor.journal import NullJournal
     from milepost.model.ids import Clock
+    from milepost.model.live import Place
     from milepost.store import Store
 
 __all__ = ["Context", "ContextElsewhere", "LiveOutlet", "RunScope", "current", "current_context", "run_within"]
@@ -50,9 +51,8 @@ _queueing = threading.Lock()
 """A lock for queueing a statement: the threads of a node share its context."""
 
 
-Keep = Callable[[UnrecordedEvent, int, Any], None]
-"""A function that takes an event, the number of the record that it follows and the snapshot of its data, and hands them
-to the store in another thread. It never blocks and never fails."""
+Keep = Callable[[LiveEvent], None]
+"""A function that hands a live event of a run to its store in another thread. It never blocks and never fails."""
 
 
 class LiveOutlet:
@@ -65,20 +65,28 @@ class LiveOutlet:
         self._journal = journal
         self._lock = threading.Lock()
 
-    def send(self, kind: type[EventT], fields: dict[str, Any]) -> EventT:
-        """Make an event and hand it to the store. The threads of a run may call this at the same time.
+    def send(
+        self,
+        kind: type[UnrecordedEvent],
+        timestamp: float,
+        node_id: str,
+        visit: int,
+        attempt: int,
+        said: Mapping[str, Any],
+    ) -> Place | None:
+        """Hand an event to the store, and return its place. The threads of a run may call this at the same time.
 
-        It gets no number if this process does not own the run, or not any more.
+        It has no place, and is not kept, if this process does not own the run, or not any more.
         """
         journal = self._journal
-        data = snapshot(fields.get("data"))
+        body = body_of(kind, said)
         with self._lock:  # events are handed over in the order of their numbers
             if journal.token is None or journal.is_released or journal.is_dropped:
-                return kind(**fields)
+                return None
             journal.live_events = number = journal.live_events + 1
-            event = kind(epoch=journal.epoch, number=number, **fields)
-            self.keep(event, journal.sequence, data)
-        return event
+            epoch = journal.epoch
+            self.keep(LiveEvent(epoch, number, journal.sequence, timestamp, node_id, visit, attempt, body))
+        return epoch, number
 
 
 class RunScope:
@@ -125,11 +133,22 @@ class RunScope:
         """A function that lends out the run's slot in its worker for the time of a `with` block; None if it has no
         slot."""
 
-    def send(self, kind: type[EventT], node_id: str, visit: int = 1, attempt: int = 1, **fields: Any) -> EventT:
+    def send(self, kind: type[EventT], node_id: str, visit: int = 1, attempt: int = 1, **said: Any) -> EventT:
         """Make an event that no record tells, and hand it to the store for readers in other processes."""
-        fields |= {"run_id": self.run_id, "timestamp": self.clock.time()}
-        fields |= {"node_id": node_id, "visit": visit, "attempt": attempt}
-        return kind(**fields) if self.live is None else self.live.send(kind, fields)
+        now, place = self.clock.time(), None
+        if self.live is not None:
+            place = self.live.send(kind, now, node_id, visit, attempt, said)
+        epoch, number = place or (None, None)
+        return kind(
+            run_id=self.run_id,
+            timestamp=now,
+            node_id=node_id,
+            visit=visit,
+            attempt=attempt,
+            epoch=epoch,
+            number=number,
+            **said,
+        )
 
 
 class Context(Generic[DepsT]):
@@ -346,19 +365,18 @@ class Context(Generic[DepsT]):
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Report how far this node is, to listeners and to `RunHandle.events` of any process. It is not recorded."""
-        self._send(Progress, done=done, total=total, message=message)
+        self._send(Progress, {"done": done, "total": total, "message": message})
 
     def emit(self, name: str, data: Any = None) -> None:
         """Send an event of your own, to listeners and to `RunHandle.events` of any process. It is not recorded."""
-        self._send(Emitted, name=name, data=data)
+        self._send(Emitted, {"name": name, "data": data})
 
-    def _send(self, kind: type[Progress | Emitted], **fields: Any) -> None:
+    def _send(self, kind: type[Progress | Emitted], said: dict[str, Any]) -> None:
         scope = self._scope
-        if scope.live is None and scope.publish is None:
-            return
-        event = scope.send(kind, self.node_id, self._visit, self._attempt, **fields)
         if scope.publish is not None:
-            scope.publish(event)
+            scope.publish(scope.send(kind, self._node_id, self._visit, self._attempt, **said))
+        elif scope.live is not None:  # nobody listens here: an event that is not made costs nothing
+            scope.live.send(kind, scope.clock.time(), self._node_id, self._visit, self._attempt, said)
 
     def __repr__(self) -> str:
         return f"Context({self.run_id!r}, {self.node_id!r}, visit={self.visit}, attempt={self.attempt})"

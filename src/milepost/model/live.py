@@ -33,7 +33,6 @@ Place = tuple[int, int]
 """An epoch and a number in it: the place of a live event among all live events of its run."""
 
 _KINDS: dict[str, type[UnrecordedEvent]] = {kind.__name__: kind for kind in (Emitted, Progress, NodeOverdue)}
-_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class LiveEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -66,31 +65,50 @@ class LiveBatch(NamedTuple):
     forgotten: Place = (0, 0)
 
 
-class Omitted(NamedTuple):
-    """The reason why the data of an event is not carried."""
-
-    reason: str
-
-
 # -- From an event to its stored form, and back ----------------------------------------------------
 
 
-def snapshot(data: Any) -> Any:
-    """Return `data` if nobody can change it and it is small, else its JSON as `msgspec.Raw`, or `Omitted`.
+def body_of(kind: type[UnrecordedEvent], said: Mapping[str, Any]) -> bytes:
+    """Return as JSON what an event of this kind says. What the caller changes later does not change it.
 
-    What the caller changes later must not change the event. A scalar is encoded later, in another thread.
+    Data that cannot be carried is left out; `omitted` says why.
     """
-    if type(data) in _SCALARS:
-        return _too_large(len(data)) if type(data) is str and len(data) > LARGEST_DATA else data
+    told = {"event": kind.__name__, **said}
+    data = told.get("data")
+    if type(data) is not str or len(data) <= _LONGEST_TEXT:
+        try:
+            body = _encode(told)
+        except Exception:  # it may come from the data's own code
+            return _body_of_parts(told)
+        if len(body) <= _LONGEST_TEXT:  # so no text in it is longer
+            return body
+    return _body_of_parts(told)
+
+
+def _body_of_parts(told: dict[str, Any]) -> bytes:
+    """Return the JSON of an event that is large or no JSON: each part of it is cut or left out by itself."""
+    told |= {key: _text(told[key]) for key in ("name", "message") if key in told}
     try:
-        encoded = _encode(data)
-    except Exception as exc:  # it may come from the data's own code
-        return Omitted(f"it is no JSON: {str(exc) or type(exc).__name__}"[:500])
-    return _too_large(len(encoded)) if len(encoded) > LARGEST_DATA else msgspec.Raw(encoded)
+        if "data" in told:
+            told |= _carried(told.pop("data"))
+        return _encode(told)
+    except (TypeError, ValueError, OverflowError) as exc:
+        omitted = _text(f"it is no JSON: {exc}")
+        return _encode({"event": "Emitted", "name": told.get("name", "progress"), "omitted": omitted})
 
 
-def _too_large(size: int) -> Omitted:
-    return Omitted(f"it is too large: {size} bytes, and at most {LARGEST_DATA} are carried")
+def _carried(data: Any) -> dict[str, Any]:
+    """Return the encoded data, or the reason why it is left out, by the name of its field."""
+    size = len(data) if type(data) is str else 0
+    if size <= LARGEST_DATA:
+        try:
+            encoded = _encode(data)
+        except Exception as exc:  # it may come from the data's own code
+            return {"omitted": _text(f"it is no JSON: {str(exc) or type(exc).__name__}"[:500])}
+        size = len(encoded)
+    if size > LARGEST_DATA:
+        return {"omitted": f"it is too large: {size} bytes, and at most {LARGEST_DATA} are carried"}
+    return {"data": msgspec.Raw(encoded)}
 
 
 def _plain(value: Any) -> Any:
@@ -105,32 +123,6 @@ def _plain(value: Any) -> Any:
 
 _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def stored(event: UnrecordedEvent, after: int, data: Any = None) -> LiveEvent:
-    """Return the stored form of a numbered event that follows record `after`; `data` is the `snapshot` of its data."""
-    told: dict[str, Any] = {"event": type(event).__name__}
-    if isinstance(event, Emitted):
-        told["name"] = _text(event.name)
-        if isinstance(data, Omitted):
-            told["omitted"] = _text(data.reason)
-        elif data is not None:
-            told["data"] = data
-    elif isinstance(event, Progress):
-        told |= {"done": event.done, "total": event.total, "message": _text(event.message)}
-    try:
-        body = _encode(told)
-    except (TypeError, ValueError, OverflowError) as exc:  # such as text that UTF-8 cannot hold
-        body = _encode(
-            {
-                "event": "Emitted",
-                "name": _text(getattr(event, "name", "progress")),
-                "omitted": _text(f"it is no JSON: {exc}"),
-            }
-        )
-    assert event.epoch is not None
-    assert event.number is not None
-    return LiveEvent(event.epoch, event.number, after, event.timestamp, event.node_id, event.visit, event.attempt, body)
 
 
 def _text(text: Any) -> str:

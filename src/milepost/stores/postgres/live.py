@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import astuple
+
 from milepost.model.live import LiveBatch, LiveEvent, Place
 from milepost.stores.base.live import beyond
 from milepost.stores.postgres.driver import psycopg
@@ -47,11 +49,7 @@ class LiveTable:
 
     def put(self, batches: Sequence[LiveBatch]) -> None:
         """Keep the events of `batches`."""
-        rows = [
-            (run_id, e.epoch, e.number, e.after, e.time, e.node_id, e.visit, e.attempt, e.body)
-            for run_id, events, _ in batches
-            for e in events
-        ]
+        rows = [(run_id, *astuple(event)) for run_id, events, _ in batches for event in events]
         forgotten = [(run_id, *place) for run_id, _, place in batches if place[1]]
         if rows:
             self._execute("write_live", _PUT, [list(column) for column in zip(*rows, strict=True)])

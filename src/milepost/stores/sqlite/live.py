@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec.structs import astuple
+
 from milepost.model.live import LiveBatch, LiveEvent, Place
 from milepost.stores.base.live import beyond
 from milepost.stores.sqlite.schema import patiently
@@ -56,7 +58,7 @@ class LiveFile:
 
     def put(self, batches: Sequence[LiveBatch]) -> None:
         """Keep the events of `batches`."""
-        rows = [(run_id, *_values(event)) for run_id, events, _ in batches for event in events]
+        rows = [(run_id, *astuple(event)) for run_id, events, _ in batches for event in events]
         forgotten = [(run_id, *place) for run_id, _, place in batches if place[1]]
 
         def write(connection: sqlite3.Connection) -> None:
@@ -216,10 +218,3 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(_TABLE)
     finally:
         connection.execute("COMMIT")
-
-
-def _values(event: LiveEvent) -> tuple[object, ...]:
-    return (
-        *(event.epoch, event.number, event.after, event.time),
-        *(event.node_id, event.visit, event.attempt, event.body),
-    )
