@@ -1,7 +1,7 @@
 """Live events on their way: one thread of this process writes those of all its runs, and wakes readers beside it.
 
-A run only puts its events into a queue, so it never waits for a store. A full queue drops events; readers notice the
-gap in the numbers. A store that fails loses events, and never fails a run.
+A run only puts its events into a queue, so it never waits for a store. A full queue drops the oldest events of the run
+that it takes a new one of; readers notice the gap in the numbers. A store that fails loses events, and never fails a run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from milepost.errors import StoreClosedError
@@ -78,21 +78,26 @@ class LiveSignal:
 class _KeptEvents:
     """The events of a run that its store keeps: their places and sizes, the oldest first."""
 
-    def __init__(self, before: list[LiveEvent]) -> None:
-        self._events: deque[tuple[Place, int]] = deque()
+    def __init__(self, before: Sequence[LiveEvent]) -> None:
+        # Numbers alone, one deque for each: an object for each event would wake the garbage collector.
+        self._epochs: deque[int] = deque()
+        self._numbers: deque[int] = deque()
+        self._sizes: deque[int] = deque()
         self._size = 0
         self.written_at = 0.0
         self.forget_beyond(before)
 
-    def forget_beyond(self, events: list[LiveEvent]) -> Place:
+    def forget_beyond(self, events: Sequence[LiveEvent]) -> Place:
         """Add events; return the place up to which older ones are beyond the bounds of a run."""
-        for event in events:
-            self._events.append((event.place, len(event.body)))
-            self._size += len(event.body)
+        sizes = [len(event.body) for event in events]
+        self._epochs += [event.epoch for event in events]
+        self._numbers += [event.number for event in events]
+        self._sizes += sizes
+        self._size += sum(sizes)
         forgotten = (0, 0)
-        while len(self._events) > MOST_EVENTS or self._size > MOST_BYTES:
-            forgotten, size = self._events.popleft()
-            self._size -= size
+        while len(self._sizes) > MOST_EVENTS or self._size > MOST_BYTES:
+            forgotten = self._epochs.popleft(), self._numbers.popleft()
+            self._size -= self._sizes.popleft()
         self.written_at = time.monotonic()
         return forgotten
 
@@ -101,7 +106,8 @@ class LiveWriter:
     """The thread that writes the live events of this process, the queue before it, and the readers to be woken."""
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[_Run, LiveEvent]] = deque()
+        self._queue: defaultdict[_Run, deque[LiveEvent]] = defaultdict(deque)
+        self._count = 0
         self._size = 0
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -121,11 +127,13 @@ class LiveWriter:
 
         def keep(event: LiveEvent) -> None:
             with self._lock:
+                queue = self._queue[run]
+                queue.append(event)
+                self._count += 1
                 self._size += len(event.body)
-                if len(self._queue) >= _MOST_QUEUED or self._size > _MOST_BYTES_QUEUED:
-                    self._size -= len(event.body)
-                    return
-                self._queue.append((run, event))
+                while queue and (self._count > _MOST_QUEUED or self._size > _MOST_BYTES_QUEUED):
+                    self._count -= 1
+                    self._size -= len(queue.popleft().body)
             if not self._awake.is_set():
                 self._awake.set()
                 if self._thread is None:
@@ -160,13 +168,13 @@ class LiveWriter:
 
     def _write_all(self) -> None:
         with self._lock:
-            queued, self._queue, self._size = self._queue, deque(), 0
-        stores: dict[Store, dict[str, list[LiveEvent]]] = {}
-        for (store, run_id), event in queued:
-            stores.setdefault(store, {}).setdefault(run_id, []).append(event)
-        for store, events in stores.items():
+            queued, self._queue, self._count, self._size = self._queue, defaultdict(deque), 0, 0
+        stores: dict[Store, dict[str, deque[LiveEvent]]] = {}
+        for (store, run_id), events in queued.items():
+            stores.setdefault(store, {})[run_id] = events
+        for store, runs in stores.items():
             try:
-                store.write_live([self._batch(store, run_id, of_run) for run_id, of_run in events.items()])
+                store.write_live([self._batch(store, run_id, events) for run_id, events in runs.items()])
             except StoreClosedError:
                 continue
             except Exception as exc:
@@ -174,11 +182,11 @@ class LiveWriter:
                     self._failed.add(store)
                     logger.warning("live events of runs in %s are lost: %s", store.place, describe(exc))
                 continue
-            for run_id in events:
+            for run_id in runs:
                 self._wake(store.place, run_id)
         self._tidy()
 
-    def _batch(self, store: Store, run_id: str, events: list[LiveEvent]) -> LiveBatch:
+    def _batch(self, store: Store, run_id: str, events: Sequence[LiveEvent]) -> LiveBatch:
         runs = self._kept.setdefault(store, {})
         kept = runs.get(run_id)
         if kept is None or events[0].place == (1, 1):

@@ -133,7 +133,9 @@ class MemoryShelf:
                     kept = sorted([e for e in kept if e.place not in new] + [*events], key=_place)
                 else:
                     kept.extend(events)
-                self._runs[run_id] = kept[bisect_right(kept, forgotten, key=_place) :] if forgotten[1] else kept
+                if forgotten[1]:
+                    del kept[: bisect_right(kept, forgotten, key=_place)]
+                self._runs[run_id] = kept
 
     def get(self, run_id: str, after: Place, limit: int) -> list[LiveEvent]:
         """Return events above `after`."""
