@@ -25,7 +25,7 @@ logger = logging.getLogger("milepost")
 
 _MOST_QUEUED = 20_000
 _MOST_BYTES_QUEUED = 64_000_000
-_PAUSE = 0.05
+_PAUSE = 0.08
 """Seconds between two writes, so that many events share one."""
 _FLUSH_SECONDS = 1.0
 """Seconds that the end of the process, or of a store, waits for events to be written."""
