@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from milepost.errors import CheckpointIntegrityError
-from milepost.model.info import Wait
+from milepost.model.info import RefusedAnswer, Wait
 from milepost.model.record import CHECKPOINT, ENCRYPTED, FAILURE, VERBATIM, Record, make_record
 from milepost.model.seal import Seals, with_digests
 from milepost.store import Signal
@@ -278,6 +279,18 @@ def test_any_reason_comes_back(text: str):
     opened = kept_by.opened_row(kept_by.keep_row(given_row))
     shown = text.encode("utf-8", "replace").decode()
     assert (shown, shown, shown) == (opened.reason, opened.cancel, opened.waiting[0].prompt)
+
+
+@pytest.mark.parametrize("by", [None, MARKER])
+@pytest.mark.parametrize("prompt", [None, MARKER, "aesgcm:e:" + "A" * 40])
+def test_the_texts_of_a_wait_are_encrypted_together(prompt: str | None, by: str | None):
+    kept_by, time = ENCRYPTING["encrypted"], datetime(2026, 11, 29, tzinfo=UTC)
+    asked = Wait("a#1", "a", prompt, schema={"title": MARKER}, refused=RefusedAnswer(MARKER, time, by), since=time)
+    (kept,) = kept_by.keep_row(row(waiting=(asked,))).waiting
+    assert MARKER not in repr((kept.prompt, kept.schema, kept.refused))
+    assert ("a#1", "a", time, time) == (kept.wait_id, kept.signal, kept.since, kept.refused and kept.refused.time)
+    (opened,) = kept_by.opened_row(row(waiting=(kept,))).waiting
+    assert (prompt, asked.schema, asked.refused) == (opened.prompt, opened.schema, opened.refused)
 
 
 def test_texts_that_do_not_decrypt_are_shown_and_kept_as_they_are():

@@ -12,6 +12,7 @@ is stored, and `Seals.check` says why: one bad record must not hide others.
 from __future__ import annotations
 
 import base64
+import binascii
 import functools
 import os
 import re
@@ -42,7 +43,7 @@ from milepost.stores.base.transaction import Note, UnprovenRow
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    from milepost.model.info import Wait
+    from milepost.model.info import RefusedAnswer, Wait
 
 # -- Encryption: AES-256-GCM under keys that never leave this object -------------------------------
 #
@@ -358,14 +359,14 @@ class RecordCipher:
         return None if seals.accepts_unsealed else UNSEALED
 
     def keep_row(self, row: Row) -> Row:
-        """Return `row` with its texts encrypted: reason, its cancel's reason, and texts of its waits."""
+        """Return `row` with its texts encrypted: reason, its cancel's reason, and those of each wait."""
         if self._vault is None or not (row.reason or row.cancel or row.waiting):
             return row
         return msgspec.structs.replace(
             row,
             reason=self._lock(row.run_id, "reason", row.reason),
             cancel=None if row.cancel is None else self._lock(row.run_id, "cancel", row.cancel),
-            waiting=tuple(self._with_texts(row.run_id, wait, is_kept=True) for wait in row.waiting),
+            waiting=tuple(self._locked_wait(row.run_id, wait) for wait in row.waiting),
         )
 
     def opened_row(self, row: Row) -> Row:
@@ -376,28 +377,31 @@ class RecordCipher:
             row,
             reason=self._unlock(row.run_id, "reason", row.reason) or row.reason,
             cancel=row.cancel and (self._unlock(row.run_id, "cancel", row.cancel) or row.cancel),
-            waiting=tuple(self._with_texts(row.run_id, wait, is_kept=False) for wait in row.waiting),
+            waiting=tuple(self._opened_wait(row.run_id, wait) for wait in row.waiting),
         )
 
-    def _with_texts(self, run_id: str, wait: Wait, *, is_kept: bool) -> Wait:
-        change = self._kept_value if is_kept else self._opened_value
-        texts = {name: getattr(wait, name) for name in ("prompt", "schema")}
-        changed: dict[str, Any] = {
-            name: change(run_id, f"{name} {wait.wait_id}", text) for name, text in texts.items() if text is not None
-        }
-        if wait.refused is not None:
-            place, refused = f"refused {wait.wait_id}", wait.refused
-            by = None if refused.by is None else change(run_id, place, refused.by)
-            changed["refused"] = replace(refused, text=change(run_id, place, refused.text), by=by)
-        return replace(wait, **changed)
+    def _locked_wait(self, run_id: str, wait: Wait) -> Wait:
+        """Return `wait` with its texts encrypted together, in the place of its prompt."""
+        prompt, schema, refused = wait.prompt, wait.schema, wait.refused
+        if prompt is None and schema is None and refused is None:
+            return wait
+        place = f"wait {wait.wait_id}"
+        is_alone = schema is None and (refused is None or not (refused.text or refused.by))
+        if is_alone and _is_locked(prompt) and self._unlock(run_id, place, prompt) is None:
+            return wait  # it was read as it is stored, see `_lock`
+        said = None if refused is None else (refused.text, refused.by)
+        text = self._lock(run_id, place, _encode((prompt, schema, said)).decode())
+        return _with_texts(wait, text, None, None if refused is None else replace(refused, text="", by=None))
 
-    def _kept_value(self, run_id: str, what: str, value: Any) -> str:
-        is_unopened = isinstance(value, str) and _LOCKED.fullmatch(value) and self._unlock(run_id, what, value) is None
-        return self._lock(run_id, what, value if is_unopened else _encode(value).decode())
-
-    def _opened_value(self, run_id: str, what: str, value: Any) -> Any:
-        text = self._unlock(run_id, what, value) if isinstance(value, str) else None
-        return value if text is None else _decode(text)
+    def _opened_wait(self, run_id: str, wait: Wait) -> Wait:
+        text = self._unlock(run_id, f"wait {wait.wait_id}", wait.prompt) if isinstance(wait.prompt, str) else None
+        if text is None:
+            return wait
+        prompt, schema, said = _decode(text)
+        refused = wait.refused
+        if refused is not None and said is not None:
+            refused = replace(refused, text=said[0], by=said[1])
+        return _with_texts(wait, prompt, schema, refused)
 
     def _lock(self, run_id: str, what: str, text: str) -> str:
         vault = self._vault
@@ -409,11 +413,11 @@ class RecordCipher:
 
     def _unlock(self, run_id: str, what: str, text: str) -> str | None:
         """Return the plain text of an encrypted one, None if it is not encrypted or does not decrypt."""
-        match = _LOCKED.fullmatch(text)
+        match = _LOCKED.fullmatch(text) if text else None
         if self._vault is None or match is None:
             return None
         try:
-            locked = base64.b64decode(match[2], validate=True)
+            locked = binascii.a2b_base64(match[2], strict_mode=True)
         except ValueError:
             return None
         plain = self._vault.unlock(match[1], run_id, locked, _encode(("text", run_id, what)))
@@ -437,6 +441,13 @@ def _every_text(row: Row) -> list[Any]:
         if wait.refused is not None:
             texts += [text for text in (wait.refused.text, wait.refused.by) if text]
     return texts
+
+
+def _with_texts(wait: Wait, prompt: Any, schema: Any, refused: RefusedAnswer | None) -> Wait:
+    from milepost.model.info import Wait as WaitInfo  # few programs encrypt
+
+    # `dataclasses.replace` takes several times as long, which lists of runs would show.
+    return WaitInfo(wait.wait_id, wait.signal, prompt, wait.wake_at, schema, wait.since, refused)
 
 
 def _is_locked(text: Any) -> bool:
