@@ -64,6 +64,8 @@ class DecodingTransaction(Transaction):
         """The large records that were read last, by run and number. The next records may build on them."""
         self._lost: set[tuple[str, int]] = set()
         """The records that could not be made whole. No record that builds on them can be made whole either."""
+        self._newest: dict[str, int] = {}
+        """The newest record of each run of a page, for its proof and its view. Who reads a page writes nothing."""
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -71,11 +73,13 @@ class DecodingTransaction(Transaction):
         row = self._tx.row(run_id)
         return None if row is None else self._proven(row)
 
-    def _proven(self, row: Row) -> Row:
+    def _proven(self, row: Row, newest: int | None = None) -> Row:
         """Return the row with its texts in plain. Raise `UnprovenRow` if they can't be proven."""
         if self._keeper is None:
             return row
-        return self._keeper.proven_row(row, self._tx.newest(row.run_id) if row.seal else 0)
+        if newest is None:
+            newest = self._tx.newest(row.run_id) if row.seal else 0
+        return self._keeper.proven_row(row, newest)
 
     def add_row(self, row: Row) -> None:
         self._tx.add_row(row if self._keeper is None else self._keeper.seal_row(row))
@@ -110,8 +114,11 @@ class DecodingTransaction(Transaction):
 
     def _proven_or_damaged(self, row: Row) -> Row:
         """Return the row, or what is left of one whose texts can't be proven."""
+        newest = None
+        if row.seal:
+            newest = self._newest[row.run_id] = self._tx.newest(row.run_id)
         try:
-            return self._proven(row)
+            return self._proven(row, newest)
         except UnprovenRow as exc:
             return row_to_show((row.run_id, row.flow, row.status, row.created_at, row.updated_at), exc)
 
@@ -154,7 +161,8 @@ class DecodingTransaction(Transaction):
         self._tx.put_payload(run_id, record)
 
     def newest(self, run_id: str) -> int:
-        return self._tx.newest(run_id)
+        known = self._newest.pop(run_id, None)
+        return self._tx.newest(run_id) if known is None else known
 
     def records(
         self,
