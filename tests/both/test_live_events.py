@@ -10,7 +10,7 @@ import pytest
 
 from milepost import END, START, Engine, Graph, MemoryStore, Retry, step, workflow
 from milepost.drivers import live as live_module
-from milepost.drivers.live import live_writer
+from milepost.drivers.live import LiveWriter, live_writer
 from milepost.events import Emitted, EventsMissed, NodeCompleted, Progress, UnrecordedEvent
 from milepost.model.live import LARGEST_DATA, MOST_EVENTS
 
@@ -270,3 +270,43 @@ def test_a_thread_that_emits_after_the_end_of_its_run_is_not_heard_elsewhere(ver
     handle = Engine(store, flows=[graph]).handle("r")
     assert [0, "NodeCompleted", "RunCompleted"] == brief(verbs.events(handle, "events"))
     assert [NodeCompleted] == [type(event) for event in verbs.events(handle, "events", after=0)][1:2]
+
+
+def test_a_new_run_under_an_old_id_keeps_all_its_events(verbs, store, monkeypatch):
+    monkeypatch.setattr(live_module, "MOST_EVENTS", 10)
+    graph = talking(verbs, tokens=4)
+    engine = Engine(store, flows=[graph])
+    for _ in range(2):
+        handle = engine.start(graph, Count(), run_id="r")
+        work(engine)
+        assert 8 == len([event for event in verbs.events(handle, "events") if isinstance(event, Emitted)])
+        store.delete_run("r")
+
+
+class Unstarted(threading.Thread):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """A writer in whose queue all events wait until it is flushed, for it has no thread."""
+    writer = LiveWriter()
+    monkeypatch.setattr("milepost.verbs.live_writer", writer)
+    monkeypatch.setattr(live_module, "Thread", Unstarted)
+    return writer
+
+
+def test_a_thread_that_cannot_be_started_fails_no_run(verbs, store, waiting):
+    verbs.run(talking(verbs, tokens=1), Count(), store=store, run_id="r")
+    assert [] == store.read_live("r")
+    waiting.flush(30)
+    assert 2 == len(store.read_live("r"))
+
+
+@pytest.mark.every_store
+def test_events_that_wait_in_the_queue_go_with_their_run(verbs, store, waiting):
+    verbs.run(talking(verbs), Count(), store=store, run_id="r")
+    store.delete_run("r")
+    waiting.flush(30)
+    assert [] == store.read_live("r")

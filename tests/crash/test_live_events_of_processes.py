@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from milepost import END, START, Engine, Graph, open_store
+from milepost import END, START, Context, Engine, Graph, open_store
+from milepost.drivers.live import live_writer
 from milepost.events import Emitted, EventsMissed, NodeCompleted
 from milepost.testing.children import Child
 
@@ -99,3 +101,23 @@ def test_after_a_kill_the_attempt_emits_again_in_a_new_epoch(url: str) -> None:
     newest = places[-1][0]
     assert [*range(50)] == [event.data for event in events if isinstance(event, Emitted) and event.epoch == newest]
     assert not [event for event in events if isinstance(event, EventsMissed)]
+
+
+def test_the_child_of_a_fork_adds_nothing_to_the_events_of_the_run(tmp_path: Path) -> None:
+    def talk(ctx: Context, state: Count) -> Count:
+        ctx.emit("token", "before")
+        if (child := os.fork()) == 0:
+            for _ in range(3):
+                ctx.emit("token", "child")
+            live_writer.flush(30)
+            os._exit(0)
+        os.waitpid(child, 0)
+        ctx.emit("token", "after")
+        return state
+
+    graph = Graph(Count).add_node("talk", talk).add_edge(START, "talk").add_edge("talk", END).compile("talking")
+    with open_store(f"sqlite:///{tmp_path / 'runs.db'}") as store:
+        graph.run(Count(), store=store, run_id="r")
+        live_writer.flush(30)
+        assert ["before", "after"] == tokens(Engine(store, flows=[graph]).handle("r").events())
+        assert [(1, 1), (1, 2)] == [event.place for event in store.read_live("r")]

@@ -109,3 +109,11 @@ def test_a_long_file_is_written_anew_without_what_is_forgotten(tmp_path: Path) -
     assert [*range(91, 101)] == [event.number for event in folder.get("r", (0, 0), 1000)]
     assert 6_000_000 > os.stat(tmp_path / "live" / "r").st_size
     assert ["r"] == os.listdir(tmp_path / "live")
+
+
+def test_a_late_event_of_an_earlier_owner_hides_no_other(tmp_path: Path) -> None:
+    folder = LiveFolder(str(tmp_path / "live"))
+    events = [LiveEvent(2, number, 0, 1.0, "a", 1, 1, b"{}") for number in range(1, 7)]
+    folder.put([LiveBatch("r", tuple(events))])
+    folder.put([LiveBatch("r", (live(9),))])
+    assert events[5:] == folder.get("r", (2, 5), 10)

@@ -14,6 +14,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 
 from milepost.errors import StoreClosedError
 from milepost.model.failure import describe
@@ -84,12 +85,14 @@ class _KeptEvents:
         self._numbers: deque[int] = deque()
         self._sizes: deque[int] = deque()
         self._size = 0
+        self.newest: Place = (0, 0)
         self.written_at = 0.0
         self.forget_beyond(before)
 
     def forget_beyond(self, events: Sequence[LiveEvent]) -> Place:
         """Add events; return the place up to which older ones are beyond the bounds of a run."""
         sizes = [len(event.body) for event in events]
+        self.newest = events[-1].place if events else self.newest
         self._epochs += [event.epoch for event in events]
         self._numbers += [event.number for event in events]
         self._sizes += sizes
@@ -112,7 +115,7 @@ class LiveWriter:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._awake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._kept: weakref.WeakKeyDictionary[Store, dict[str, _KeptEvents]] = weakref.WeakKeyDictionary()
         self._failed: weakref.WeakSet[Store] = weakref.WeakSet()
         self._signals: dict[tuple[str, str], list[LiveSignal]] = {}
@@ -152,8 +155,13 @@ class LiveWriter:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="milepost-live", daemon=True)
-                self._thread.start()
+                thread = Thread(target=self._run, name="milepost-live", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # there are too many, or the interpreter ends; the next event tries again
+                    self._awake.clear()
+                    return
+                self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -189,8 +197,8 @@ class LiveWriter:
     def _batch(self, store: Store, run_id: str, events: Sequence[LiveEvent]) -> LiveBatch:
         runs = self._kept.setdefault(store, {})
         kept = runs.get(run_id)
-        if kept is None or events[0].place == (1, 1):
-            # Another process may have written events of earlier epochs.
+        if kept is None or events[0].epoch != kept.newest[0] or events[0].place <= kept.newest:
+            # Another process may have written events of earlier epochs; or the run is a new one under an old id.
             before = [] if events[0].place == (1, 1) else store.read_live(run_id, limit=MOST_EVENTS)
             kept = runs[run_id] = _KeptEvents(before)
         return LiveBatch(run_id, tuple(events), kept.forget_beyond(events))

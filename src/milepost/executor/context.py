@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.model.events import Emitted, Event, Progress, UnrecordedEvent, surround
 from milepost.model.failure import contained
+from milepost.model.ids import this_process
 from milepost.model.live import LiveEvent, body_of
 from milepost.model.record import Origin, parse_time
 from milepost.store import Statement, check_tag, check_tag_names, read_cancel
@@ -58,12 +59,13 @@ Keep = Callable[[LiveEvent], None]
 class LiveOutlet:
     """The outlet of one run for live events, while this process owns the run."""
 
-    __slots__ = ("_journal", "_lock", "keep")
+    __slots__ = ("_journal", "_lock", "_process", "keep")
 
     def __init__(self, journal: NullJournal, keep: Keep) -> None:
         self.keep = keep
         self._journal = journal
         self._lock = threading.Lock()
+        self._process = this_process()
 
     def send(
         self,
@@ -78,6 +80,8 @@ class LiveOutlet:
 
         It has no place, and is not kept, if this process does not own the run, or not any more.
         """
+        if self._process is not this_process():  # the child of a fork owns no run, and the lock may be held there
+            return None
         journal = self._journal
         body = body_of(kind, said)
         with self._lock:  # events are handed over in the order of their numbers

@@ -102,8 +102,9 @@ class LiveStore(Store):
             _logger.warning("old live events stay in %s: %s", self.place, describe(exc))
 
     def _drop_live(self, run_id: str) -> None:
-        """Delete the live events of a run that was deleted."""
+        """Delete the live events of a run that was deleted, also those that wait in this process."""
         try:
+            self.flush_live()
             if self._shelf is not None:
                 self._shelf.drop(run_id)
         except Exception as exc:

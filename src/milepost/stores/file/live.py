@@ -122,6 +122,8 @@ def _read(path: str, after: Place) -> list[LiveEvent]:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
         if event.place <= after:
+            if event.epoch < after[0]:  # an earlier owner may have written it late
+                continue
             break
         found.setdefault(event.place, event)
     return [found[place] for place in sorted(found)]
