@@ -99,7 +99,7 @@ def _body_of_parts(told: dict[str, Any]) -> bytes:
 
 def _carried(data: Any) -> dict[str, Any]:
     """Return the encoded data, or the reason why it is left out, by the name of its field."""
-    size = len(data) if type(data) is str else 0
+    encoded, size = b"", len(data) if type(data) is str else 0
     if size <= LARGEST_DATA:
         try:
             encoded = _encode(data)
