@@ -308,15 +308,13 @@ class RecordCipher:
     # -- the row's texts ----------------------------------------------------------------------------
 
     def seal_row(self, row: Row) -> Row:
-        """Return `row` as the backend stores it: its texts encrypted, and sealed together with their place.
+        """Return `row` as the backend stores it: its texts encrypted, and with a seal.
 
         The seal covers the number of the newest record. A row that was put back is older than its journal.
         """
-        if not _has_texts(row):
-            return msgspec.structs.replace(row, seal="") if row.seal else row
         cancel = None if row.cancel is None else _storable(row.cancel)
         row = self.keep_row(msgspec.structs.replace(row, reason=_storable(row.reason), cancel=cancel))
-        content = _texts_of(row)
+        content = _sealed_part_of(row)
         if self._seals.is_keyed:
             seal = self._seals.seal_of(content).decode()
         else:
@@ -328,7 +326,7 @@ class RecordCipher:
 
         Raise `UnprovenRow` for any other: nothing of it may be shown.
         """
-        flaw = self._flaw_of_row(row) if _has_texts(row) else None
+        flaw = self._flaw_of_row(row)
         if flaw is None and row.seal and not row.owner and row.sequence < newest:
             flaw = changed(f"the row after record {newest}", f"an older one, after record {row.sequence}")
         if flaw is not None:
@@ -343,7 +341,7 @@ class RecordCipher:
         return self.opened_row(row)
 
     def _flaw_of_row(self, row: Row) -> Flaw | None:
-        content, seal, seals = _texts_of(row), row.seal, self._seals
+        content, seal, seals = _sealed_part_of(row), row.seal, self._seals
         if not self._accepts_plain and not all(map(_is_locked, _every_text(row))):
             return PLAIN
         if seal.startswith(KEYED):
@@ -429,10 +427,6 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
-def _has_texts(row: Row) -> bool:
-    return bool(row.reason or row.waiting or row.cancel is not None)
-
-
 def _every_text(row: Row) -> list[Any]:
     """Return what an encrypted row holds of people's texts, without the empty ones."""
     texts: list[Any] = [text for text in (row.reason, row.cancel) if text]
@@ -454,10 +448,14 @@ def _is_locked(text: Any) -> bool:
     return isinstance(text, str) and _LOCKED.fullmatch(text) is not None
 
 
-def _texts_of(row: Row) -> bytes:
-    """Return all that people are shown of a row, as it is stored, with the place that it has."""
+def _sealed_part_of(row: Row) -> bytes:
+    """Return what the seal of a row covers, as it is stored: its place, how the run stands and what people are told.
+
+    The other fields change without a new seal: a renewal of a lease, for one, writes no whole row.
+    """
     place = ("row", row.run_id, row.sequence, row.status, row.blocked_by)
-    return _encode((*place, row.reason, row.cancel, row.waiting))
+    wake_at = None if row.wake_at is None else float(row.wake_at)
+    return _encode((*place, row.reason, row.cancel, row.waiting, wake_at, bool(row.degraded), row.missed))
 
 
 def _place_of(run_id: str, record: Record) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Row(msgspec.Struct, frozen=True):
     blocked_by: str = ""
     """Why a blocked run is blocked: "crashes", "bug", "input" or "value"; "" for every other one."""
     seal: str = ""
-    """The proof of what people are shown of the row; "" in a store without keys, and if there is nothing to prove."""
+    """The proof of how the run stands and of what people are told; "" in a store without keys."""
 
 
 class TokenState(NamedTuple):

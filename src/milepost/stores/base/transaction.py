@@ -589,7 +589,7 @@ def entry_of(values: Sequence[Any]) -> RecordEntry:
         return RecordEntry(_damaged(values), None)
     sequence, kind, node_id, visit, size, header, packing, note = values
     record = Record(sequence, kind, node_id, visit, size, _open_header(header), None, packing)
-    if note is None:
+    if note is None or header is not None:  # what a header proves needs no note, and a planted one says nothing
         return RecordEntry(record, None)
     try:
         fields = _decode_note(note)

@@ -324,9 +324,8 @@ class Commit:
 
     def entry(self, at: int, placed: Placed) -> RecordEntry:
         """Return the record without its payload, with its note."""
-        return RecordEntry(
-            self.record(at, placed, with_payload=False), None if placed.note is None else Note(*placed.note)
-        )
+        note = None if placed.note is None or placed.header is not None else Note(*placed.note)
+        return RecordEntry(self.record(at, placed, with_payload=False), note)
 
     def signals(self) -> Iterator[Signal]:
         """Yield the signals, in order."""
