@@ -41,7 +41,7 @@ def named(part: str, fields: str) -> set[str]:
 
 PROVEN = {
     *named("runs", "id status reason wake_at waiting cancel degraded missed sequence blocked_by seal"),
-    *named("records", "id kind node_id visit size packing note payload"),
+    *named("records", "id kind node_id visit size note payload"),
     *named("signals", "name signal_id wait_id sent_at sent_by"),
     # In files:
     *named("records", "base64"),
@@ -59,7 +59,7 @@ UNUSED = {
 NOT_PROVEN = UNUSED | {
     *named("runs", "run_id flow tags created_at updated_at owner epoch lease_until worked signals"),
     *named("run_tags", "name value run tag"),
-    *named("records", "run sequence header"),
+    *named("records", "run sequence header packing"),
     *named("signals", "run number payload"),
     *named("commit", "row due signals is_deleted"),
 }
