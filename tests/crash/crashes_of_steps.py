@@ -25,6 +25,7 @@ from milepost.model.ids import Clock
 from milepost.model.record import CHECKPOINT, FAILURE, ROLLBACK, ROUTE
 from milepost.store import ENDED
 from milepost.testing import FakeClock, Stepper
+from milepost.testing.clock import fake_entropy
 from milepost.testing.crashing import was_written
 from milepost.verbs import Job, flow_of
 
@@ -49,6 +50,7 @@ class World:
         """The steps whose rollback was registered, in order."""
         self._open = open_store
         self.store = MemoryStore(clock=self.clock) if open_store is None else open_store(self.clock)
+        self.store.entropy = fake_entropy
         self._opened = [self.store]
         self.store.delete_run(RUN_ID, force=True)
 
@@ -82,6 +84,7 @@ class World:
                 self.store.abandon(token)
             return
         self.store = self._open(self.clock)
+        self.store.entropy = fake_entropy
         self._opened.append(self.store)
         self.clock.advance(LEASE + 1)
 

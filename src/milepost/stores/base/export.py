@@ -344,7 +344,9 @@ class _Reader:
             problems.append(f"the run was sent {run.signals} signals, and there are {len(self._signals)}")
         if problems:
             raise CheckpointCorruptError("; ".join(problems) + ": give the whole of what an export wrote")
-        return Copy(_unowned(run, self._run_id), tuple(self._records), tuple(self._signals), is_verified)
+        return Copy(
+            _unowned(run, self._run_id, self._gaps.next - 1), tuple(self._records), tuple(self._signals), is_verified
+        )
 
     def _take_run(self, members: Mapping[str, msgspec.Raw]) -> None:
         if members.keys() != {"run"}:
@@ -472,10 +474,11 @@ def _header(texts: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join(_encode(name) + b":" + text for name, text in texts.items())
 
 
-def _unowned(run: _Run, run_id: str | None) -> Row:
-    """Build the row of an imported run. No existing token is valid for it."""
+def _unowned(run: _Run, run_id: str | None, newest: int) -> Row:
+    """Build the row of an imported run, whose newest record is `newest`. No existing token is valid for it."""
     fields: dict[str, Any] = {name: getattr(run, name) for name in run.__struct_fields__}
     fields |= {"run_id": run_id or run.run_id, "epoch": run.epoch + 1, "owner": "", "lease": 0.0, "lease_until": None}
+    fields["sequence"] = max(run.sequence, newest)  # older exports do not have it
     if run.status == "running":
         # Its owner may still run the original: no worker takes the copy before a person has looked at it.
         fields |= {"status": "interrupted", "reason": "it was running when it was exported", "worked": False}
