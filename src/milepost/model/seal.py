@@ -117,21 +117,28 @@ UNSEALED = Flaw("was written without a key", "a seal with a key", act="pass allo
 PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_plain=True if that is meant")
 
 
-def with_digests(record: Record, stored: Record, base: str = "") -> Record:
-    """Return `stored`, the form in which `record` is stored, with its digests in the header.
+def digests_of(record: Record, stored: Record, base: str = "") -> bytes:
+    """Return the header fields that prove the payload of `stored`, the form in which `record` is stored.
 
     `base` is the link of the record that a difference builds on.
     """
-    header, payload = stored.header, stored.payload
-    if header is None or payload is None:
-        return stored
+    payload = stored.payload
+    if payload is None:
+        return b""
     if stored.packing == DIFFERENCE:
         fields = f',"stored":"{digest_of(payload)}","base":"{base}"'
     elif stored.packing == ZSTD:
         fields = f',"digest":"{digest_of(record.state() or b"")}","stored":"{digest_of(payload)}"'
     else:
         fields = f',"digest":"{digest_of(payload)}"'
-    return stored._replace(header=header + fields.encode())
+    return fields.encode()
+
+
+def with_digests(record: Record, stored: Record, base: str = "") -> Record:
+    """Return `stored`, the form in which `record` is stored, with its digests in the header; see `digests_of`."""
+    if stored.header is None:
+        return stored
+    return stored._replace(header=stored.header + digests_of(record, stored, base))
 
 
 def link_of(record: Record, header: bytes | None) -> str:

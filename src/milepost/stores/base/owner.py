@@ -33,7 +33,7 @@ from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.ranges import is_live
 from milepost.model.record import FAILURE, FINISH, START, Record, format_time, make_record, new_record, packed
 from milepost.model.retry import as_seconds
-from milepost.model.seal import link_of, with_digests
+from milepost.model.seal import digests_of, link_of
 from milepost.store import (
     MOST,
     Append,
@@ -697,12 +697,11 @@ class OwnerStore(LiveStore):
         """
         if record.header is None:  # from outside: sealed where it is inserted
             return record
-        sequence, kind, node_id, visit, size, header, payload, packing = stored = with_digests(
-            record, self._packed(record), base
-        )
+        sequence, kind, node_id, visit, size, _, payload, packing = stored = self._packed(record)
+        # Every record passes here, so it is made once.
+        header = record.header + digests_of(record, stored, base)
         if self._keeper is not None:
-            return self._keeper.keep(run_id, stored, is_verified=is_verified)
-        assert header is not None
+            return self._keeper.keep(run_id, stored._replace(header=header), is_verified=is_verified)
         return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
 
     def _packed(self, record: Record) -> Record:
