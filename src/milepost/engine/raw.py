@@ -1,4 +1,4 @@
-"""What a run gave, as plain JSON, without the code of its flow.
+"""A look at a run without the code of its flow: what it gave is plain JSON.
 
 A value that JSON cannot tell apart stays an object with the mark of the codec.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 from milepost.adapters.points import results_of
-from milepost.codec.plain import JsonCodec
 from milepost.errors import MilepostError
 from milepost.executor.checks import ResumeRequest
+from milepost.executor.chronicle import Undecoded
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow, StepFlow
 from milepost.executor.history_reader import position_after, read_history
@@ -23,15 +23,13 @@ from milepost.store import RunSnapshot, Store
 from milepost.workflows.run import StepRun
 
 
-class RawFlow:
-    """A flow of which only the name is known."""
+class RawFlow(Undecoded):
+    """A flow of which only the name is known. Its runs are looked at as those of workflows are."""
 
-    front = "workflow"
     version = 1
-    codec = JsonCodec()
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        super().__init__(name, "workflow")
 
     def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> RawRun:
         """Make a run to look at."""
@@ -44,7 +42,7 @@ def raw_flow(name: str) -> Flow:
 
 
 class RawState(NamedTuple):
-    """What a run has come to, as plain JSON: its output, its newest state, or the inputs of a workflow."""
+    """The result of a look, as plain JSON: a run's output, its newest state, or the inputs of a workflow."""
 
     state: Any
 
@@ -67,7 +65,7 @@ class RawRun(StepRun):
         if latest.row.info.status == "finished" and ends and "result" not in ends[-1].fields():
             return RawState(self._plain(ends[-1]))
         if begun is not None and (point is None or begun.fields().get("front") == "workflow"):
-            return RawState(JsonCodec().decode(begun.state() or b"null"))
+            return RawState(Undecoded.decode(begun.state() or b"null"))
         if point is None:
             return RawState(None)
         override = position_after(point, None, latest.tail).override
