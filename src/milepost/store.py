@@ -118,7 +118,7 @@ class RunRow(msgspec.Struct, frozen=True):
     live: Ranges
     """The live ranges of the newest owner record that has some."""
     cancel_by: str | None = None
-    """Who asked for the open cancel, as the caller said."""
+    """The one who asked for the open cancel, as the caller said."""
 
 
 class NewRun(NamedTuple):
@@ -257,7 +257,7 @@ class Signal(NamedTuple):
     to: str | None
     sent_at: float
     by: str | None = None
-    """Who sent it, as the caller said."""
+    """The one who sent it, as the caller said."""
 
 
 _BY = "\x1f"

@@ -21,7 +21,7 @@ from milepost.store import RunSnapshot
 
 
 class Completion(NamedTuple):
-    """What a start record lacks: the input as the flow's codec writes it, and the facts that only the code knows."""
+    """The part that a start record lacks: the input as the flow's codec writes it, and the facts that only the code knows."""
 
     state: bytes | None
     fields: Mapping[str, Any]

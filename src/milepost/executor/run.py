@@ -101,7 +101,7 @@ class Run(ABC):
         self.crashes = 0
         """The number of crashes in a row, without a checkpoint in between, at the time when a worker took the run."""
         self.completion: Completion | None = None
-        """What the owner record of this call adds to the start record; None unless it is the first to read the input."""
+        """The facts that the owner record of this call adds to the start record; None unless it is the first reader."""
         self.journal = NullJournal(run_id, options) if store is None else Journal(store, run_id, options)
         self.is_recorded = self.journal.is_recorded
         """True if the run has a store."""

@@ -668,7 +668,7 @@ class Origin(msgspec.Struct, frozen=True):
     run_id: str
     sequence: int
     by: str | None = None
-    """Who forked it, as the caller said."""
+    """The one who forked it, as the caller said."""
     entropy: str | None = None
     """The random bits of its start record, as hex digits."""
 

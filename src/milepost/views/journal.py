@@ -57,7 +57,7 @@ class JournalLine:
     error: dict[str, Any] | None = None
     """Type, message and traceback of a failure, as in its record; None if the seal does not prove them."""
     by: str | None = None
-    """Who sent the signal, or asked for the cancel, the requeue or the fork, as the caller said."""
+    """The one who sent the signal, or asked for the cancel, the requeue or the fork, as the caller said."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the line as JSON."""

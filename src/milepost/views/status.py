@@ -55,7 +55,7 @@ def view_run(
 
 
 class Action(NamedTuple):
-    """Who did something to a run, as the caller said."""
+    """An act upon a run, and the one who did it, as the caller said."""
 
     sequence: int
     action: str

@@ -1,4 +1,4 @@
-"""How far two texts agree: by comparing whole blocks of memory, with hardly any copying."""
+"""The extent to which two texts agree, found by comparing whole blocks of memory, with hardly any copying."""
 
 from __future__ import annotations
 
