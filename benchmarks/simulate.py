@@ -6,7 +6,7 @@ it would be. Within a second nodes wait for each other as in a queue with random
 its distribution. Shards do not know of each other, so no more than `SAMPLE` of them are simulated; each stands for others.
 
 Nothing is measured here: what one PostgreSQL carries, and what a node weighs, are options. Their defaults come from
-`python -m benchmarks.scale --only workers` (see docs/scale.md), but for what each option's help says is assumed.
+`python -m benchmarks.scale --only workers` (see docs/explanation/scale.md), but for what each option's help says is assumed.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = {
     # installs; `.ci/run` executes them in fresh environments
     "README.md": 2,
@@ -32,7 +32,7 @@ NOT_RUN = {
 }
 PYTHON_NOT_RUN = {
     # one block of another library's, which is shown beside ours and which nothing here installs
-    "coming-from-langgraph.md": 1,
+    "from-langgraph.md": 1,
 }
 GO_ON = "The Python blocks of this page go on from each other: run them from the first one on."
 FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -57,7 +57,7 @@ def commands(source: str) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-@pytest.mark.parametrize("page", marked(PAGES, "when-one-machine-is-not-enough.md"))
+@pytest.mark.parametrize("page", marked(PAGES, "several-machines.md"))
 def test_every_python_block_of_a_page_runs_and_does_so_again(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -88,7 +88,7 @@ def test_every_python_block_of_a_page_runs_and_does_so_again(
         assert done.returncode == 0, f"{page.name}, the {time} time\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", marked(PAGES, "when-one-machine-is-not-enough.md", "cli.md"))
+@pytest.mark.parametrize("page", marked(PAGES, "several-machines.md", "command-line.md"))
 def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """A page may write the files that its commands need: a Python block that begins with `# name.py`."""
     for _, source, _ in blocks(page, "python"):
@@ -151,7 +151,9 @@ def test_the_page_of_options_has_them_all_with_their_defaults() -> None:
     from milepost.options import Options, RunOptions
 
     rows = re.findall(
-        r"^\| `(\w+)` \| `(.+?)` \| \w", (ROOT / "docs" / "options.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| `(\w+)` \| `(.+?)` \| \w",
+        (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     told = {name: default for name, default in rows if name not in {"store", "run_id", "inputs", "full", "at"}}
     assert sorted(RunOptions.__annotations__) == sorted(told)

@@ -189,7 +189,7 @@ def test_what_fails_is_told_without_loading_anything(what: str, error: str) -> N
 
 
 def test_completion_shows_the_documented_names_and_no_others() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
     told = {
         kind: set(re.findall(r"`(\w+)`", names))
         for kind, names in re.findall(r"^\| ([\w ]+) \| (`.*) \|$", page, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What docs/scale.md gives users to spread runs over databases does what it says there."""
+"""What docs/explanation/scale.md gives users to spread runs over databases does what it says there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "scale.md"
 RUNS = [f"order-{number}" for number in range(20_000)]
 
 
