@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+import tomllib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +20,8 @@ from milepost.events import Event, Progress
 from milepost.testing import FakeClock, arun_flow, context, crashtest, run_flow
 
 pytest_plugins = ["milepost.testing.plugin"]
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @dataclass
@@ -191,3 +198,37 @@ def test_the_fixtures_fit_together(fake_clock: FakeClock, memory_store: MemorySt
     assert fake_clock is memory_store.clock
     assert "finished" == memory_store.get_run(result.run_id).info.status
     assert crashtest is request.getfixturevalue("crashtest")
+
+
+PLUGIN = "milepost.testing.plugin"
+
+
+def test_the_plugin_imports_nothing_of_the_library_before_a_fixture_is_asked_for():
+    counted = (
+        f"import milepost, pytest, sys; before = set(sys.modules); import {PLUGIN}; print(*set(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", counted], capture_output=True, text=True, check=True)
+    assert {"milepost.testing", PLUGIN} == set(done.stdout.split())
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("line", ["", f'pytest_plugins = ["{PLUGIN}"]'])
+def test_pytest_loads_the_plugin_of_an_installed_package_once(line: str, tmp_path: Path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {PLUGIN: PLUGIN} == project["entry-points"]["pytest11"]
+    installed = tmp_path / "site" / "milepost_here-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: milepost-here\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text(f"[pytest11]\n{PLUGIN} = {PLUGIN}\n")
+    (tmp_path / "conftest.py").write_text(line)
+    (tmp_path / "test_it.py").write_text("def test_it(run_flow, crashtest, fake_clock, memory_store): pass\n")
+    path = os.pathsep.join([str(tmp_path / "site"), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

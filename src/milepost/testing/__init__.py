@@ -7,7 +7,7 @@
 * `StoreContract` is the contract that every store keeps.
 
 Each name is imported when it is first used: a process that a test starts needs few of them, and only `StoreContract`,
-which is a pytest class, needs pytest. The same tools as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
+which is a pytest class, needs pytest. pytest has the same tools as fixtures, see `milepost.testing.plugin`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from milepost.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from milepost.testing.clock import FakeClock
@@ -63,6 +61,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         if name != "StoreContract" or exc.name != "pytest":
             raise
+        from milepost.errors import MissingExtraError
+
         missing = MissingExtraError("StoreContract needs the package pytest: pip install pytest", extra="test")
         raise missing.as_attribute() from exc
     globals()[name] = value

@@ -1,18 +1,22 @@
-"""A pytest plugin with the tools of `milepost.testing` as fixtures: `pytest_plugins = ["milepost.testing.plugin"]`.
+"""A pytest plugin with the tools of `milepost.testing` as fixtures.
 
-Put that line in the `conftest.py` of a test suite's root. Nothing is registered by itself.
+pytest loads it by the entry point of the installed package, in every test run of a project that uses Milepost. So
+it imports nothing of the library before a test asks for a fixture. A suite that has the line
+`pytest_plugins = ["milepost.testing.plugin"]` works too: the entry point has the module's name, and pytest loads a
+plugin once by its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from milepost.stores.memory import MemoryStore
-from milepost.testing import crashing, running
-from milepost.testing.clock import FakeClock, fake_entropy
+if TYPE_CHECKING:
+    from milepost.stores.memory import MemoryStore
+    from milepost.testing.clock import FakeClock
+    from milepost.testing.crashing import CrashReport
 
 __all__ = ["crashtest", "fake_clock", "memory_store", "run_flow"]
 
@@ -20,12 +24,17 @@ __all__ = ["crashtest", "fake_clock", "memory_store", "run_flow"]
 @pytest.fixture
 def fake_clock() -> FakeClock:
     """Return a clock that stands still until the test advances it."""
+    from milepost.testing.clock import FakeClock
+
     return FakeClock()
 
 
 @pytest.fixture
 def memory_store(fake_clock: FakeClock) -> Iterator[MemoryStore]:
     """Yield an empty store whose time is that of `fake_clock`."""
+    from milepost.stores.memory import MemoryStore
+    from milepost.testing.clock import fake_entropy
+
     with MemoryStore(clock=fake_clock, entropy=fake_entropy) as store:
         yield store
 
@@ -33,6 +42,7 @@ def memory_store(fake_clock: FakeClock) -> Iterator[MemoryStore]:
 @pytest.fixture
 def run_flow(memory_store: MemoryStore) -> Callable[..., Any]:
     """Return `milepost.testing.run_flow` on `memory_store`, where the test can look at the run afterwards."""
+    from milepost.testing import running
 
     def run(flow: Any, input: Any = None, **options: Any) -> Any:
         return running.run_flow(flow, input, **{"store": memory_store, **options})
@@ -41,6 +51,8 @@ def run_flow(memory_store: MemoryStore) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def crashtest() -> Callable[..., crashing.CrashReport]:
+def crashtest() -> Callable[..., CrashReport]:
     """Return `milepost.testing.crashtest`."""
+    from milepost.testing import crashing
+
     return crashing.crashtest
