@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "milepost"
 
 RULE = """
 errors < model, codec, reducers < events, store < options < executor < drivers < adapters < verbs < graph < workflows < engine
-< views < demo, testing < cli
+< views < console, demo, testing < cli
 """
 """A package imports what stands before it, and itself. Those between commas do not import each other."""
 BELOW_STORES = {"errors", "model", "codec", "store"}
@@ -28,7 +28,19 @@ BELOW_STORES = {"errors", "model", "codec", "store"}
 FLOOR = {name.strip(): place for place, names in enumerate(RULE.split("<")) for name in names.split(",")}
 
 OUTSIDE = {"asyncio", "os", "random", "secrets", "signal", "socket", "sqlite3", "subprocess", "threading", "time"}
-EXTRAS = ["attrs", "attr", "click", "cryptography", "jsonpatch", "psycopg", "pydantic", "rich", "starlette"]
+EXTRAS = [
+    "attrs",
+    "attr",
+    "click",
+    "cryptography",
+    "jsonpatch",
+    "jinja2",
+    "psycopg",
+    "pydantic",
+    "rich",
+    "starlette",
+    "uvicorn",
+]
 
 
 class Import(NamedTuple):
@@ -127,7 +139,7 @@ def is_allowed(source: str, target: str) -> bool:
     if own == other:
         return own != "stores" or is_allowed_in_stores(source, target)
     if own == "":
-        return other not in {"demo", "testing", "cli"}
+        return other not in {"console", "demo", "testing", "cli"}
     if own == "__main__":
         return other == "cli"
     if other == "":

@@ -14,7 +14,6 @@ from typing import Any, BinaryIO, TextIO
 
 import click
 
-from milepost.cli.looking import STATUSES
 from milepost.cli.places import (
     FAILED,
     OK,
@@ -34,6 +33,7 @@ from milepost.model.ids import SYSTEM, new_run_id
 from milepost.model.info import Pruned, VerifyReport
 from milepost.store import Store
 from milepost.stores.url import open_store
+from milepost.views.runs import STATUSES
 from milepost.views.text import ago, clean, iso, plural, size
 
 

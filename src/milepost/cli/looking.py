@@ -31,14 +31,11 @@ from milepost.cli.places import (
 )
 from milepost.cli.targets import opened_engine, read_pairs, read_time
 from milepost.cli.text import pretty, print_facts, print_table, styles_of, to_json
-from milepost.drivers import SyncDriver
-from milepost.engine.matching import MOST_ERRORS, walk
-from milepost.errors import CheckpointIntegrityError, DeserializeStateError, RunNotFoundError, StoreError
+from milepost.engine.matching import MOST_ERRORS
+from milepost.errors import CheckpointIntegrityError, RunNotFoundError
 from milepost.executor.chronicle import Chronicle, Undecoded, undecoded_result
-from milepost.executor.effects import Routine
 from milepost.executor.flow import END, Flow
 from milepost.model.events import Event
-from milepost.model.ids import SYSTEM
 from milepost.model.info import RunInfo
 from milepost.model.record import START, Record
 from milepost.model.tracebacks import fold_frames
@@ -52,14 +49,12 @@ from milepost.views.events import (
     line_of,
 )
 from milepost.views.journal import is_workflow, read_entries, records_of, steps_of
+from milepost.views.runs import STATUSES, find_runs, listed_document, places_of
 from milepost.views.states import StateMissingError, changes, find_state, named_state, newest_state, patch_between
-from milepost.views.status import RunView, info_document, next_places, shown_next, shown_places, view_run, why_it_stands
+from milepost.views.status import RunView, info_document, shown_next, shown_places, view_run
 from milepost.views.text import ago, clean, duration, in_options, short, size, utc
 
 # -- The commands that list: runs, history. They need no code of the user's ------------------------
-
-
-STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead")
 
 
 FILTERS = (
@@ -89,20 +84,6 @@ def read_filters(given: Mapping[str, Any]) -> BulkFilters:
     return cast("BulkFilters", filters)
 
 
-def find_runs(
-    store: Store, filters: BulkFilters, otherwise: Sequence[str] | None = None
-) -> tuple[list[RunInfo], str | None]:
-    """Return the runs that match, newest first, and the run at which the search stopped; see `walk`."""
-    found: list[RunInfo] = []
-
-    def visit(info: RunInfo) -> Routine[None]:
-        yield from ()
-        found.append(info)
-
-    stopped = SyncDriver(SYSTEM).run(walk(store, visit, otherwise, **filters))
-    return found, stopped
-
-
 @command(
     "runs",
     *FILTERS,
@@ -115,15 +96,12 @@ def runs(invocation: Invocation, limit: int, **given: Any) -> int:
         stores = [stack.enter_context(store) for store in open_each(invocation)]
         found, stopped = _newest(stores, limit + 1, filters)
         by_place = {store.place: store for store in stores}
-        places = [_places_of(by_place[place], info) for place, info in found[:limit]]
+        places = [places_of(by_place[place], info) for place, info in found[:limit]]
     page = found[:limit]
     onwards = page[-1][1].run_id if len(found) > limit else stopped
     code = OK if stores else NOT_FOUND
     if invocation.is_json:
-        shown = [
-            {**info_document(info), "why": why_it_stands(info, *at), "store": place}
-            for (place, info), at in zip(page, places, strict=True)
-        ]
+        shown = [{**listed_document(info, at), "store": place} for (place, info), at in zip(page, places, strict=True)]
         print(to_json({"runs": shown, "after": onwards}))
         return code
     if page:
@@ -169,14 +147,6 @@ def _find(stores: Sequence[Store], run_id: str) -> RunInfo:
         with contextlib.suppress(RunNotFoundError):
             return store.get_run(run_id).info
     return stores[-1].get_run(run_id).info
-
-
-def _places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:
-    """Return where a run goes on; nothing of one that was deleted meanwhile, or can't be read."""
-    try:
-        return next_places(store, info)
-    except (StoreError, RunNotFoundError, DeserializeStateError):
-        return (info.next_node,)
 
 
 def _run_row(info: RunInfo, places: tuple[str | None, ...]) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from milepost.cli.keeping import check_that_somebody_can_be_asked, is_agreed
-from milepost.cli.looking import FILTERS, find_runs, read_filters, stopping
+from milepost.cli.looking import FILTERS, read_filters, stopping
 from milepost.cli.places import (
     FAILED,
     OK,
@@ -41,6 +41,7 @@ from milepost.model.ids import SYSTEM
 from milepost.options import BulkFilters
 from milepost.store import ACTIVE
 from milepost.verbs import Bound
+from milepost.views.runs import find_runs
 from milepost.views.text import clean, iso, plural
 
 T = TypeVar("T")

@@ -115,7 +115,7 @@ def _mermaid_lines(picture: Picture, before: str, prefix: str, margin: str, note
             yield f'{margin}{name}{opening}"{label}"{closing}'
             continue
         yield f'{margin}subgraph {name}["{label}"]'
-        yield from _mermaid_lines(inner, f"{name}_", _inside(picture, node, prefix), f"{margin}    ", notes)
+        yield from _mermaid_lines(inner, f"{name}_", inside(picture, node, prefix), f"{margin}    ", notes)
         yield f"{margin}end"
     yield f"{margin}{before}finish{'(( ))' if before else '([end])'}"
     if any(arrow.target is None for arrow in picture.arrows):
@@ -163,7 +163,7 @@ def _dot_lines(
         yield f"{margin}    label={label};"
         # The frame has no face colour: it would be behind the nodes inside, which have a status of their own.
         yield f"{margin}    style=rounded;" + (f' color="{border}"; penwidth=2;' if border else "")
-        yield from _dot_lines(inner, f"{name}_", _inside(picture, node, prefix), f"{margin}    ", kinds, notes)
+        yield from _dot_lines(inner, f"{name}_", inside(picture, node, prefix), f"{margin}    ", kinds, notes)
         yield f"{margin}}}"
     yield f"{margin}{before}finish [{end.format('doublecircle') if before else end.format('end', 'doublecircle')}];"
     if any(arrow.target is None for arrow in picture.arrows):
@@ -195,7 +195,7 @@ def _kind(picture: Picture, node: str) -> str:
     return str(picture.kinds.get(node, {}).get("kind", "node"))
 
 
-def _inside(picture: Picture, node: str, prefix: str) -> str:
+def inside(picture: Picture, node: str, prefix: str) -> str:
     """Return the prefix of the whole ids of the nodes inside a node."""
     return f"{prefix}{node}/*/" if _kind(picture, node) == "map" else f"{prefix}{node}/"
 
@@ -220,15 +220,7 @@ def _by_status(picture: Picture, status: Mapping[str, str] | None) -> dict[str, 
 
     Raises `OptionError` for another status.
     """
-    known: dict[str, str] = {}
-    for node, kind in (status or {}).items():
-        if kind not in COLOURS:
-            raise OptionError(
-                f"status of node {shown(node)} must be one of {', '.join(COLOURS)}, not {shown(kind)}", option="status"
-            )
-        drawn = _drawn(picture, node)
-        if drawn is not None:
-            known[drawn] = kind if drawn not in known else min(kind, known[drawn], key=_FIRST.index)
+    known = drawn_statuses(picture, status or {})
     found: dict[str, list[str]] = {}
     if known:
         for name, node in _all_nodes(picture, "", ""):
@@ -237,12 +229,29 @@ def _by_status(picture: Picture, status: Mapping[str, str] | None) -> dict[str, 
     return found
 
 
+def drawn_statuses(picture: Picture, status: Mapping[str, str]) -> dict[str, str]:
+    """Return the status of each node that is drawn, by its whole id: of many items the first that is worth a look.
+
+    Raises `OptionError` for a status that has no colour.
+    """
+    known: dict[str, str] = {}
+    for node, kind in status.items():
+        if kind not in COLOURS:
+            raise OptionError(
+                f"status of node {shown(node)} must be one of {', '.join(COLOURS)}, not {shown(kind)}", option="status"
+            )
+        drawn = _drawn(picture, node)
+        if drawn is not None:
+            known[drawn] = kind if drawn not in known else min(kind, known[drawn], key=_FIRST.index)
+    return known
+
+
 def _all_nodes(picture: Picture, before: str, prefix: str) -> Iterator[tuple[str, str]]:
     for number, node in enumerate(picture.nodes):
         name = f"{before}n{number}"
         yield name, prefix + node
         if node in picture.inner:
-            yield from _all_nodes(picture.inner[node], f"{name}_", _inside(picture, node, prefix))
+            yield from _all_nodes(picture.inner[node], f"{name}_", inside(picture, node, prefix))
 
 
 def _drawn(picture: Picture, node_id: str) -> str | None:
@@ -258,7 +267,7 @@ def _drawn(picture: Picture, node_id: str) -> str | None:
         if not slash:
             return None
     below = _drawn(inner, rest)
-    return None if below is None else _inside(picture, node, "") + below
+    return None if below is None else inside(picture, node, "") + below
 
 
 def _short(label: str, limit: int = _LONGEST_LABEL) -> str:

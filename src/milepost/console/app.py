@@ -1,0 +1,268 @@
+"""The console as an ASGI application: who may see a page, which page it is, and how it is answered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Collection, Sequence
+from inspect import isawaitable
+from typing import Any
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from milepost.adapters.user_stores import AnyStore
+from milepost.console import answers, guard
+from milepost.console.pages import HANDLERS
+from milepost.console.problems import Problem
+from milepost.console.routes import PAGES, Place, find_place, link, segments_of
+from milepost.console.site import Asked, Site, User, Write, parse_fields
+from milepost.engine.engine import Engine
+from milepost.errors import MilepostError, OptionError, RunNotFoundError, StoreError, shown
+from milepost.views.text import clean
+
+NAVIGATION = (
+    ("home", "Needs a person", ()),
+    ("runs", "Runs", ("runs",)),
+    ("waits", "Waits", ("waits",)),
+    ("workers", "Workers", ("workers",)),
+    ("flows", "Flows", ("flows",)),
+    ("store", "Store", ("store",)),
+)
+
+
+def console(
+    engine_or_store: Engine | AnyStore,
+    *,
+    user: User | None = None,
+    write: Write | bool = False,
+    base_path: str | None = None,
+    allow_hosts: Collection[str] | None = None,
+    hide: Sequence[str] = (),
+    hide_errors: bool = False,
+) -> Console:
+    """Make the console of an engine, or of a store, as an ASGI application to be mounted in another one.
+
+    `user(request)` says who asks; None lets nobody in (401). `write(user, action, run_id)` is asked at each action, and
+    only True lets it pass; both may be async. The application that mounts the console lets people in. Without `user`
+    only loopback hosts are served, unless `allow_hosts` names others. `base_path` is the prefix that a proxy takes off.
+    `hide` are paths of values that are shown as `•••`: they begin with `state`, `inputs`, `output`, `prompt` or
+    `payload`, and `*` stands for any one part. `hide_errors` shows only type and node of errors.
+
+    Raises `OptionError` for `write` without `user`, and for values that make no sense.
+    """
+    if write is not False and user is None:
+        raise OptionError("write needs user: an action is done by somebody", option="write")
+    hosts = {"*"} if user is not None and allow_hosts is None else {*(allow_hosts or ())}
+    engine = engine_or_store if isinstance(engine_or_store, Engine) else Engine(engine_or_store)
+    return Console(_site(engine, user, write, base_path, hide, hide_errors), hosts)
+
+
+def _site(
+    engine: Engine,
+    user: User | None,
+    write: Write | bool,
+    base_path: str | None,
+    hide: Sequence[str],
+    hide_errors: bool,
+) -> Site:
+    """Check the options of a console."""
+    if base_path is not None and (not base_path.startswith("/") or base_path.endswith("/")):
+        raise OptionError(
+            f"base_path begins with / and does not end with it, unlike {shown(base_path)}", option="base_path"
+        )
+    if not isinstance(write, bool) and not callable(write):
+        raise OptionError(
+            f"write is False, True or a function of (user, action, run_id), not {shown(write)}", option="write"
+        )
+    return Site(engine, user, write, base_path, tuple(hide), hide_errors)
+
+
+class Console:
+    """The ASGI application. `access` is the way in of a console that stands alone."""
+
+    def __init__(
+        self,
+        site: Site,
+        hosts: Collection[str],
+        *,
+        access: guard.TokenAccess | None = None,
+        takes_addresses: bool = False,
+    ) -> None:
+        self._site, self._hosts, self._access, self._takes_addresses = site, hosts, access, takes_addresses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request = Request(scope, receive)
+        answer = await self._answer(request)
+        for name, value in guard.HEADERS.items():
+            answer.headers.setdefault(name, value)
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        base = quote(request.scope.get("root_path", "")) if self._site.base_path is None else self._site.base_path
+        asked, place = Asked(base=base), None
+        try:
+            guard.check_host(request, self._hosts, takes_addresses=self._takes_addresses)
+            guard.check_origin(request)
+            segments, is_raw = segments_of(self._site.base_path, request.scope)
+            if (file := _file_at(segments)) is not None:
+                return file
+            if (entered := self._enter(request, base)) is not None:
+                return entered
+            asked = Asked(query=parse_fields(request.url.query), user=await self._user_of(request), base=base)
+            place = find_place(segments, PAGES)
+            if place is None:
+                raise _no_page(is_raw)
+            if request.method not in guard.SAFE:
+                raise Problem(405, "No action", "this address shows, and does nothing")
+            asked = Asked(place.ids, asked.query, asked.form, asked.user, base)
+            page = await run_in_threadpool(_shown, self._site, place, asked)
+        except Problem as problem:
+            page = _page_of(problem)
+        return self._drawn(request, page, place, asked)
+
+    def _enter(self, request: Request, base: str) -> Response | None:
+        """Let somebody in by the token of an address; None: he is in already. Raises `Problem` for anybody else."""
+        access = self._access
+        if access is None:
+            return None
+        query = parse_fields(request.url.query)
+        tokens = query.pop("token", [])
+        if tokens and request.method in guard.SAFE and access.takes(tokens[-1]):
+            path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
+            where = link("", **query).lstrip("/")
+            answer = RedirectResponse((self._site.base_path or "") + path + where, 303)
+            answer.headers["set-cookie"] = access.cookie_header(base)
+            return answer
+        if not access.knows(request):
+            raise Problem(
+                401, "Who are you?", "open the address that was printed where the console was started: it lets you in"
+            )
+        return None
+
+    async def _user_of(self, request: Request) -> str | None:
+        if self._site.user is None:
+            return None
+        user = await _awaited(self._site.user(request))
+        if not isinstance(user, str) or not user:
+            raise Problem(
+                401, "Who are you?", "the application that shows this console does not know you: log in there"
+            )
+        return user
+
+    def _drawn(self, request: Request, page: answers.Page, place: Place | None, asked: Asked) -> Response:
+        """Answer with a page, with its JSON, with a part of it, or with 204 for a part that has not changed."""
+        if wants_json(request) or (place is not None and place.is_json):
+            return Response(answers.to_json(page.values), page.status, media_type="application/json")
+        mark = answers.mark_of(page.values)
+        part = asked.query.get("part", [None])[0]
+        if part is not None and page.status == 200 and asked.query.get("mark") == [mark]:
+            return Response(status_code=204)
+        around = {
+            **answers.linking(asked.base),
+            "base": asked.base,
+            "mark": mark,
+            "navigation": [
+                {
+                    "title": title,
+                    "href": link(asked.base, *path),
+                    "is_current": place is not None and name == place.name,
+                }
+                for name, title, path in NAVIGATION
+            ],
+            "page": None if place is None else place.name,
+            "here": link(asked.base, *_path_of(place)),
+            "query": {name: values for name, values in asked.query.items() if name not in {"part", "mark", "format"}},
+            "store": {"place": self._site.store.place if asked.user is not None or self._is_open(page) else ""},
+            "user": asked.user,
+            "is_read_only": self._site.is_read_only,
+        }
+        text = answers.render(page, around, part=part)
+        if text is None:
+            text = answers.render(_page_of(Problem(404, "No such part", f"this page has no part {part!r}")), around)
+        assert text is not None
+        return Response(
+            text.encode("utf-8", "backslashreplace"), page.status, headers={"Vary": "Accept"}, media_type="text/html"
+        )
+
+    def _is_open(self, page: answers.Page) -> bool:
+        """Return whether a page may name the store although nobody is known: not one that keeps somebody out."""
+        return page.status not in {401, 421}
+
+
+def wants_json(request: Request) -> bool:
+    """Return whether a request asks for the values of a page instead of the page."""
+    if request.query_params.get("format") == "json":
+        return True
+    accept = request.headers.get("accept", "")
+    return "application/json" in accept and "text/html" not in accept
+
+
+def _shown(site: Site, place: Place, asked: Asked) -> answers.Page:
+    """Make a page. It reads the store, so it runs in a thread. Errors of the store become pages too."""
+    try:
+        return HANDLERS[place.name](site, asked)
+    except RunNotFoundError as exc:
+        raise Problem(
+            404, "No such run", f"there is no run {exc.run_id!r} in {site.store.place}", run_id=exc.run_id
+        ) from exc
+    except StoreError as exc:
+        logging.getLogger("milepost").warning("the console can't read its store: %s", exc)
+        raise Problem(503, "The store does not answer", clean(exc)) from exc
+    except MilepostError as exc:
+        raise Problem(409, "It can't be shown", clean(exc)) from exc
+
+
+def _page_of(problem: Problem) -> answers.Page:
+    values = {"status": problem.status, "title": problem.title, "text": problem.text, **problem.more}
+    return answers.Page("problem.html", problem.title, values, problem.status)
+
+
+def _no_page(is_raw: bool) -> Problem:
+    text = "there is nothing at this address"
+    if not is_raw:
+        text += "; this server tells no raw_path, so a run whose id has / in it can't be shown"
+    return Problem(404, "No such page", text)
+
+
+def _path_of(place: Place | None) -> tuple[str, ...]:
+    """Return the segments of a page's path."""
+    if place is None:
+        return ()
+    pattern = next(pattern for pattern, name in PAGES.items() if name == place.name)
+    ids = iter(place.ids)
+    return tuple(next(ids) if part == "*" else part for part in pattern)
+
+
+def _file_at(segments: Sequence[str]) -> Response | None:
+    """Return a file that browsers load; None: the path is none of a file. Files say nothing about the store."""
+    if segments == ("favicon.ico",):
+        return answers.static_answer("favicon.svg", None)
+    if len(segments) == 3 and segments[0] == "static":
+        file = answers.static_answer(segments[2], segments[1])
+        if file is None:
+            raise Problem(404, "No such file", "load the page again: the console is of another version now")
+        return file
+    return None
+
+
+async def _awaited(answer: Any | Awaitable[Any]) -> Any:
+    return await answer if isawaitable(answer) else answer
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Say that nothing has to be begun or ended."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

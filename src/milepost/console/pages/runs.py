@@ -1,0 +1,87 @@
+"""The list of runs, by filters that make an address to be shared."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from milepost.console.answers import Page
+from milepost.console.problems import Problem
+from milepost.console.site import Asked, Site
+from milepost.engine.matching import MOST_ERRORS
+from milepost.errors import RunNotFoundError
+from milepost.options import BulkFilters
+from milepost.views.runs import STATUSES, find_runs, listed_document, places_of
+
+PAGE = 50
+_TEXTS = {
+    "flow": "flow",
+    "error": "error_type",
+    "error_node": "error_node",
+    "prefix": "run_id_prefix",
+    "after": "after",
+}
+_TIMES = {"created_after": "created_after", "created_before": "created_before"}
+
+
+def list_runs(site: Site, asked: Asked) -> Page:
+    """List the newest runs that match.
+
+    `filters` has each filter as it was given; `statuses` all statuses, each with `is_chosen`; `runs` the rows; `older` the
+    query of the next page (None: there is none); `note` a sentence about the search, or "".
+    """
+    filters = read_filters(asked)
+    note = ""
+    try:
+        found, stopped = find_runs(site.store, {**filters, "limit": PAGE + 1})
+    except RunNotFoundError:
+        filters.pop("after")
+        note = "the run at which this page began was deleted: these are the newest"
+        found, stopped = find_runs(site.store, {**filters, "limit": PAGE + 1})
+    page = found[:PAGE]
+    after = page[-1].run_id if len(found) > PAGE else stopped
+    if stopped is not None:
+        note = f"the errors of {MOST_ERRORS} runs were compared; older runs may match too"
+    chosen = asked.query.get("status", [])
+    values = {
+        "filters": shown_filters(asked),
+        "statuses": [{"name": name, "is_chosen": name in chosen} for name in STATUSES],
+        "runs": [listed_document(info, places_of(site.store, info)) for info in page],
+        "older": None if after is None else {**shown_filters(asked), "after": after},
+        "note": note,
+    }
+    return Page("runs.html", "Runs", values)
+
+
+def shown_filters(asked: Asked) -> dict[str, Any]:
+    """Return the filters as they were given, without `after`; those left out are empty."""
+    texts = {name: asked.text(name) for name in (*_TEXTS, *_TIMES) if name != "after"}
+    return {**texts, "status": asked.query.get("status", []), "tag": [tag for tag in asked.query.get("tag", []) if tag]}
+
+
+def read_filters(asked: Asked) -> BulkFilters:
+    """Read the filters of a list. Raises `Problem` for values that make no sense."""
+    filters: dict[str, Any] = {option: asked.text(name) for name, option in _TEXTS.items() if asked.text(name)}
+    statuses = [status for status in asked.query.get("status", []) if status]
+    if unknown := [status for status in statuses if status not in STATUSES]:
+        raise Problem(400, "Wrong filter", f"{unknown[0]!r} is no status: give one of {', '.join(STATUSES)}")
+    if statuses:
+        filters["status"] = tuple(statuses)
+    tags = [tag.partition("=") for tag in asked.query.get("tag", []) if tag]
+    if wrong := [key for key, equals, _ in tags if not equals or not key]:
+        raise Problem(400, "Wrong filter", f"a tag is given as key=value, not as {wrong[0]!r}")
+    if tags:
+        filters["tags"] = {key: value for key, _, value in tags}
+    for name, option in _TIMES.items():
+        if text := asked.text(name):
+            filters[option] = read_time(name, text)
+    return filters  # type: ignore[return-value]
+
+
+def read_time(name: str, text: str) -> datetime:
+    """Read a time; without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise Problem(400, "Wrong filter", f"{name} takes a time such as 2026-12-24T18:00:00Z, not {text!r}") from exc
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
