@@ -703,6 +703,35 @@ class Store(abc.ABC):
         record.
         """
 
+    def count_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int = 1001,
+    ) -> int:
+        """Count the runs that match all filters, up to `limit`: so 1001 says "more than 1000", at a bounded cost.
+
+        `status` is one status or several, `dead` included, by what stands in the rows: a run with a damaged row counts with
+        the status that its row still has. An index serves flow and status, or one tag; further filters beside a tag are
+        checked on the runs that have it. ValueError if `limit` is below 1, TypeError for a value of another type.
+        """
+        return len(self.list_runs(flow=flow, status=status, tags=tags, limit=limit))
+
+    def flows(self, limit: int = 200) -> tuple[str, ...]:
+        """Return the names of the flows that have runs, sorted, at most `limit`, by steps through an index.
+
+        Runs that were only saved from outside have no flow. ValueError if `limit` is below 1.
+        """
+        check_number(limit, "limit", least=1)
+        names: set[str] = set()
+        after: str | None = None
+        while page := self.list_runs(limit=1000, after=after):
+            names |= {info.flow for info in page}
+            after = page[-1].run_id
+        return tuple(sorted(names - {""})[:limit])
+
     # -- keeping and forgetting ------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -37,6 +37,7 @@ def test_every_verb_of_an_engine_works_on_its_store(verbs, store, line, log):
     assert "finished" == verbs.resume_stream(engine, graph, "r3")[-1].status
     assert ["a", "b", "c", "c"] == [info.node_id for info in verbs.call(engine, "history", "r1")]
     assert {"r1", "r2", "r3"} < {info.run_id for info in verbs.call(engine, "list_runs", flow="line")}
+    assert 2 == verbs.call(engine, "count_runs", flow="line", limit=2)
     verbs.call(engine, "delete_run", "r1")
     assert [] == verbs.call(engine, "history", "r1")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -665,6 +665,28 @@ class Engine:
     async def alist_runs(self, **filters: Unpack[RunFilters]) -> list[RunInfo]:
         """Await the page: the async form of `list_runs`."""
         return cast("list[RunInfo]", await self._ask("list_runs", **filters))
+
+    def count_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int = 1001,
+    ) -> int:
+        """Count the runs that match, up to `limit`; the arguments are those of `Store.count_runs`."""
+        return self.store.count_runs(flow=flow, status=status, tags=tags, limit=limit)
+
+    async def acount_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int = 1001,
+    ) -> int:
+        """Await the number: the async form of `count_runs`."""
+        return cast("int", await self._ask("count_runs", flow=flow, status=status, tags=tags, limit=limit))
 
     def history(self, run_id: str) -> list[CheckpointInfo]:
         """Return every visit of a run, with superseded ones marked.

@@ -11,7 +11,7 @@ import builtins
 import itertools
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Unpack
 
@@ -22,7 +22,7 @@ from milepost.store import Signal, StoreOptions
 from milepost.stores.base.fence import Row
 from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction
+from milepost.stores.base.transaction import Note, RecordEntry, RowFilters, StatusCount, Transaction, matches
 
 
 class _Run(msgspec.Struct):
@@ -131,27 +131,12 @@ class _Memory(Transaction):
         self._undo.append(lambda: setattr(run, "row", old))
         run.row = row
 
-    def page(
-        self,
-        *,
-        flow: str | None,
-        statuses: Collection[str] | None,
-        tags: Mapping[str, str],
-        updated_before: float | None,
-        updated_after: float | None,
-        limit: int,
-        after: str | int | None,
-    ) -> builtins.list[Row]:
+    def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
         start = (self.position(after) or 0) if isinstance(after, str) else after
         found = (
             run.row
             for run in reversed(self._runs.values())
-            if (start is None or run.created < start)
-            and (flow is None or run.row.flow == flow)
-            and (statuses is None or run.row.status in statuses)
-            and tags.items() <= run.row.tags.items()
-            and (updated_before is None or run.row.updated_at < updated_before)
-            and (updated_after is None or run.row.updated_at > updated_after)
+            if (start is None or run.created < start) and matches(run.row, filters)
         )
         return list(itertools.islice(found, limit))
 

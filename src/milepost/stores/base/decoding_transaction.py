@@ -11,6 +11,7 @@ import builtins
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Unpack
 
 from milepost.errors import DeserializeStateError
 from milepost.model.ranges import Ranges
@@ -29,7 +30,15 @@ from milepost.stores.base.deltas import (
 )
 from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note, RecordEntry, StatusCount, Transaction, UnprovenRow, row_to_show
+from milepost.stores.base.transaction import (
+    Note,
+    RecordEntry,
+    RowFilters,
+    StatusCount,
+    Transaction,
+    UnprovenRow,
+    row_to_show,
+)
 
 _PAGE = 256
 _READ = 128
@@ -90,27 +99,14 @@ class DecodingTransaction(Transaction):
     def take(self, row: Row, record: Record) -> None:
         self._tx.take(row if self._keeper is None else self._keeper.seal_row(row), record)
 
-    def page(
-        self,
-        *,
-        flow: str | None,
-        statuses: Collection[str] | None,
-        tags: Mapping[str, str],
-        updated_before: float | None,
-        updated_after: float | None,
-        limit: int,
-        after: str | int | None,
-    ) -> builtins.list[Row]:
-        rows = self._tx.page(
-            flow=flow,
-            statuses=statuses,
-            tags=tags,
-            updated_before=updated_before,
-            updated_after=updated_after,
-            limit=limit,
-            after=after,
-        )
-        return [self._proven_or_damaged(row) for row in rows]
+    def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
+        return [self._proven_or_damaged(row) for row in self._tx.page(limit=limit, after=after, **filters)]
+
+    def count(self, limit: int, **filters: Unpack[RowFilters]) -> int:
+        return self._tx.count(limit, **filters)
+
+    def flows(self, limit: int) -> builtins.list[str]:
+        return self._tx.flows(limit)
 
     def _proven_or_damaged(self, row: Row) -> Row:
         """Return the row, or what is left of one whose texts can't be proven."""

@@ -378,15 +378,7 @@ class Pruning(OwnerStore):
         after: int | None = None
         while True:
             with self._reading("prune") as tx:
-                page = tx.page(
-                    flow=None,
-                    statuses=None,
-                    tags={},
-                    updated_before=None,
-                    updated_after=None,
-                    limit=_PAGE,
-                    after=after,
-                )
+                page = tx.page(limit=_PAGE, after=after)
                 after = tx.position(page[-1].run_id) if page else None
             yield from ((row.updated_at, row.run_id) for row in page if row.status == "blocked")
             if after is None:

@@ -29,6 +29,8 @@ class SQLTransaction(Transaction):
     record_columns: ClassVar[str]
     node_id_query: ClassVar[str]
     tally_query: ClassVar[str]
+    flow_query: ClassVar[str]
+    """Fetches names of flows that have runs, by steps through an index from each to the next."""
     unlimited: ClassVar[int | None]
     """The value after `LIMIT` that stands for no limit."""
 
@@ -57,6 +59,9 @@ class SQLTransaction(Transaction):
 
     def tally(self) -> builtins.list[StatusCount]:
         return [StatusCount(*values) for values in self._fetch(self.tally_query, ())]
+
+    def flows(self, limit: int) -> builtins.list[str]:
+        return [values[0] for values in self._fetch(self.flow_query, (limit,))]
 
     # -- records -----------------------------------------------------------------------------------
 

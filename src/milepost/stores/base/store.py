@@ -48,7 +48,7 @@ from milepost.stores.base.deltas import Base, chained
 from milepost.stores.base.fence import Row
 from milepost.stores.base.owner import check_wanted_tags
 from milepost.stores.base.prune import Pruning
-from milepost.stores.base.transaction import DamagedRow, Note, Transaction, note_of, seal_of
+from milepost.stores.base.transaction import DamagedRow, Note, RowFilters, Transaction, note_of, seal_of
 
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, RunInfo, Stats, VerifyReport
@@ -78,15 +78,7 @@ class Keeping(Pruning):
         gone = functools.cache(is_gone)
         with self._reading("stats") as tx:
             tallies = tx.tally()
-            running = tx.page(
-                flow=None,
-                statuses=("running",),
-                tags={},
-                updated_before=None,
-                updated_after=None,
-                limit=_MOST,
-                after=None,
-            )
+            running = tx.page(statuses=("running",), limit=_MOST)
         now = self.clock.time()
         dead = sum(fence.shown_status(row, self._state(row, now, gone)) == "dead" for row in running)
         runs = {tally.status: tally.runs for tally in tallies}
@@ -400,15 +392,14 @@ class Runs(Keeping):
         after: str | None = None,
     ) -> builtins.list[RunInfo]:
         limit = min(check_number(limit, "limit", least=1), _MOST)
-        if flow is not None and not isinstance(flow, str):
-            raise TypeError(f"flow must be a str, not {shown(flow)}")
+        _check_flow(flow)
         for name, moment in (("updated_before", updated_before), ("updated_after", updated_after)):
             if moment is not None:
                 check_moment(moment, name)
         if after is not None:
             check_run_id(after)
         check_wanted_tags(tags or {})
-        wanted = None if status is None else {status} if isinstance(status, str) else set(status)
+        wanted = _wanted(status)
         # A row does not say whether a running run is dead: each is checked. A damaged row may say anything, and is shown
         # as blocked: each is read.
         statuses = None if wanted is None else {"running" if s == "dead" else s for s in wanted}
@@ -426,7 +417,7 @@ class Runs(Keeping):
                 rows = tx.page(
                     flow=flow,
                     statuses=statuses,
-                    tags=tags or {},
+                    tags=tags,
                     updated_before=None if updated_before is None else updated_before.timestamp(),
                     updated_after=None if updated_after is None else updated_after.timestamp(),
                     limit=page_size,
@@ -444,6 +435,44 @@ class Runs(Keeping):
         if runs:
             self._note_end(*runs[-1])
         return [info for info, _ in runs]
+
+    def count_runs(
+        self,
+        *,
+        flow: str | None = None,
+        status: str | Iterable[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        limit: int = 1001,
+    ) -> int:
+        limit = min(check_number(limit, "limit", least=1), _MOST)
+        _check_flow(flow)
+        check_wanted_tags(tags or {})
+        wanted = _wanted(status)
+        filters: RowFilters = {"flow": flow, "tags": tags, "statuses": wanted}
+        if wanted is None or (("running" in wanted) == ("dead" in wanted)):
+            with self._reading("count_runs") as tx:
+                return tx.count(limit, **filters)
+        # A row does not say whether a running run is dead: each is checked.
+        shown_as = wanted & {"running", "dead"}
+        gone = functools.cache(is_gone)
+        with self._reading("count_runs") as tx:
+            filters["statuses"] = wanted - shown_as
+            count = tx.count(limit, **filters)
+            filters["statuses"] = ("running",)
+            after: int | None = None
+            while count < limit:
+                rows = tx.page(limit=_PAGE, after=after, **filters)
+                now = self.clock.time()
+                count += sum(fence.shown_status(row, self._state(row, now, gone)) in shown_as for row in rows)
+                if len(rows) < _PAGE:
+                    break
+                after = tx.position(rows[-1].run_id)
+        return min(count, limit)
+
+    def flows(self, limit: int = 200) -> tuple[str, ...]:
+        limit = min(check_number(limit, "limit", least=1), _MOST)
+        with self._reading("flows") as tx:
+            return tuple(tx.flows(limit))
 
     def _position(self, tx: Transaction, run_id: str) -> int:
         """Return the position of a run that ended a page, even if it was deleted since."""
@@ -558,6 +587,15 @@ class Runs(Keeping):
             return outcome
 
         return self._change("request_cancel", body)
+
+
+def _wanted(status: str | Iterable[str] | None) -> set[str] | None:
+    return None if status is None else {status} if isinstance(status, str) else set(status)
+
+
+def _check_flow(flow: object) -> None:
+    if flow is not None and not isinstance(flow, str):
+        raise TypeError(f"flow must be a str, not {shown(flow)}")
 
 
 def _in_a_line(info: RunInfo) -> RunInfo:

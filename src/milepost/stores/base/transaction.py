@@ -12,7 +12,7 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import msgspec
 
@@ -121,6 +121,29 @@ ENDS = (FAILURE, FINISH, OWNER)
 """The kinds of the records that say how a run ended. An owner record stands between its end and older failures."""
 
 
+class RowFilters(TypedDict, total=False):
+    """The rows that are meant: those that match all of these. None, or none given: all rows."""
+
+    flow: str | None
+    statuses: Collection[str] | None
+    tags: Mapping[str, str] | None
+    updated_before: float | None
+    updated_after: float | None
+
+
+def matches(row: Row, filters: RowFilters) -> bool:
+    """Return whether a row matches all filters."""
+    flow, statuses, tags = filters.get("flow"), filters.get("statuses"), filters.get("tags") or {}
+    before, after = filters.get("updated_before"), filters.get("updated_after")
+    return (
+        (flow is None or row.flow == flow)
+        and (statuses is None or row.status in statuses)
+        and tags.items() <= row.tags.items()
+        and (before is None or row.updated_at < before)
+        and (after is None or row.updated_at > after)
+    )
+
+
 class StatusCount(NamedTuple):
     """The totals of the runs with one status."""
 
@@ -185,21 +208,19 @@ class Transaction(abc.ABC):
         self.insert(row.run_id, (record,))
 
     @abc.abstractmethod
-    def page(
-        self,
-        *,
-        flow: str | None,
-        statuses: Collection[str] | None,
-        tags: Mapping[str, str],
-        updated_before: float | None,
-        updated_after: float | None,
-        limit: int,
-        after: str | int | None,
-    ) -> builtins.list[Row]:
+    def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
         """List rows by creation, newest first, below `after`, which is a run or a position. All filters must match.
 
         A damaged row hides no other: it is given with what is left of it, and its reason says so.
         """
+
+    def count(self, limit: int, **filters: Unpack[RowFilters]) -> int:
+        """Count the rows that match all filters, up to `limit`, by what stands in the rows."""
+        return len(self.page(limit=limit, **filters))
+
+    def flows(self, limit: int) -> builtins.list[str]:
+        """List up to `limit` names of flows that have runs, sorted. Runs that were saved from outside have none."""
+        return sorted({row.flow for row in self.page(limit=_MOST)} - {""})[:limit]
 
     @abc.abstractmethod
     def position(self, run_id: str) -> int | None:
@@ -216,15 +237,7 @@ class Transaction(abc.ABC):
 
         It gives about `limit` of them. A backend that has all rows at hand gives all.
         """
-        rows = self.page(
-            flow=None,
-            statuses={status},
-            tags={},
-            updated_before=None,
-            updated_after=None,
-            limit=_MOST,
-            after=None,
-        )
+        rows = self.page(statuses={status}, limit=_MOST)
         return sorted(
             (row.updated_at, row.run_id)
             for row in rows

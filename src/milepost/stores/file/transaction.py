@@ -9,9 +9,9 @@ from __future__ import annotations
 import builtins
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Unpack
 
 from msgspec.structs import replace
 
@@ -19,7 +19,16 @@ from milepost.errors import RunNotFoundError, StoreError
 from milepost.model.record import CHECKPOINT, OWNER, Record
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import DamagedRow, Note, RecordEntry, StatusCount, Transaction, WriteConflict
+from milepost.stores.base.transaction import (
+    DamagedRow,
+    Note,
+    RecordEntry,
+    RowFilters,
+    StatusCount,
+    Transaction,
+    WriteConflict,
+    matches,
+)
 from milepost.stores.file.catalogue import Listed
 from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import exists, lock, open_regular
@@ -155,17 +164,7 @@ class FileTransaction(Transaction):
     def put_row(self, row: Row) -> None:
         self._run(row.run_id).row = row
 
-    def page(
-        self,
-        *,
-        flow: str | None,
-        statuses: Collection[str] | None,
-        tags: Mapping[str, str],
-        updated_before: float | None,
-        updated_after: float | None,
-        limit: int,
-        after: str | int | None,
-    ) -> builtins.list[Row]:
+    def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
         listed = self._parts.catalogue.runs()
         if isinstance(after, str):
             after = next((run.position for run in listed if run.run_id == after), 0)
@@ -175,14 +174,7 @@ class FileTransaction(Transaction):
         for run in listed:
             row = self._row_to_show(run)
             self._positions[run.run_id] = run.position
-            if (
-                row is not None
-                and (flow is None or row.flow == flow)
-                and (statuses is None or row.status in statuses)
-                and tags.items() <= row.tags.items()
-                and (updated_before is None or row.updated_at < updated_before)
-                and (updated_after is None or row.updated_at > updated_after)
-            ):
+            if row is not None and matches(row, filters):
                 rows.append(row)
                 if len(rows) >= limit:
                     break

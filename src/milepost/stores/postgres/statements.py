@@ -5,14 +5,13 @@ Values are always bound, never put into a statement's text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 from msgspec.structs import replace
 
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import row_values
+from milepost.stores.base.transaction import RowFilters, row_values
 from milepost.stores.postgres.driver import sql
 
 # -- The query for a page of runs ------------------------------------------------------------------
@@ -27,18 +26,10 @@ _TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id
 _LAST = (1 << 63) - 1
 
 
-def page_of(
-    flow: str | None,
-    status: str | None,
-    tags: Mapping[str, str],
-    updated_before: float | None,
-    updated_after: float | None,
-    *,
-    limit: int,
-    below: int | None,
-) -> tuple[str, list[Any]]:
+def page_of(status: str | None, filters: RowFilters, *, limit: int, below: int | None) -> tuple[str, list[Any]]:
     """Build the query for the newest `limit` runs that match all filters and have an `id` below `below`, and its values."""
-    named = {name: value for name, value in (("flow", flow), ("status", status)) if value is not None}
+    tags = filters.get("tags") or {}
+    named = {name: value for name, value in (("flow", filters.get("flow")), ("status", status)) if value is not None}
     terms: list[str] = []
     values: list[Any] = []
     if tags:  # the index finds one tag, in the order of runs; other filters check these runs
@@ -58,7 +49,10 @@ def page_of(
     for tag in tags.items():
         terms.append("runs.tags ->> %s = %s")
         values += tag
-    for term, value in (("updated_at < %s", updated_before), ("updated_at > %s", updated_after)):
+    for term, value in (
+        ("updated_at < %s", filters.get("updated_before")),
+        ("updated_at > %s", filters.get("updated_after")),
+    ):
         if value is not None:
             terms.append(term)
             values.append(value)
@@ -118,6 +112,16 @@ SELECT id, %s, %s, %s, %s, %s, %s, %s, %s FROM taken
 
 BY_NUMBER = "FROM {records} WHERE run = %s AND sequence BETWEEN %s AND %s"
 BY_NODE = f"{BY_NUMBER} AND node_id <> '' AND node_id = %s"
+
+# As `NODE_IDS` below.
+FLOWS = """
+WITH RECURSIVE names (flow) AS (
+    (SELECT flow FROM {runs} WHERE flow > '' ORDER BY flow LIMIT 1)
+    UNION ALL
+    SELECT (SELECT flow FROM {runs} WHERE flow > names.flow ORDER BY flow LIMIT 1) FROM names WHERE names.flow IS NOT NULL
+)
+SELECT flow FROM names WHERE flow IS NOT NULL LIMIT %s
+"""
 
 # The facts that `_view` needs about each run, in the same statement as its row: a page is one round trip.
 NEWEST = f"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 from milepost.model.ids import is_gone, this_process
 from milepost.model.record import CHECKPOINT, Record, format_time
@@ -21,6 +21,7 @@ from milepost.stores.base.transaction import (
     DamagedRow,
     Note,
     RecordEntry,
+    RowFilters,
     WriteConflict,
     entry_of,
     json_text,
@@ -38,6 +39,7 @@ from milepost.stores.postgres.statements import (
     ENDS_OF,
     ENTRY_COLUMNS,
     FACTS,
+    FLOWS,
     INSERT_RECORD,
     INSERT_RECORDS,
     INSERT_ROW,
@@ -75,6 +77,7 @@ class PostgresTransaction(SQLTransaction):
     record_columns = RECORD_COLUMNS
     node_id_query = NODE_IDS
     tally_query = TALLY
+    flow_query = FLOWS
     unlimited = None
 
     def __init__(
@@ -173,33 +176,37 @@ class PostgresTransaction(SQLTransaction):
         if row.run_id in self._facts:
             self._facts[row.run_id] = _with_records(*self._facts[row.run_id], (record,), None)
 
-    def page(
-        self,
-        *,
-        flow: str | None,
-        statuses: Collection[str] | None,
-        tags: Mapping[str, str],
-        updated_before: float | None,
-        updated_after: float | None,
-        limit: int,
-        after: str | int | None,
-    ) -> builtins.list[Row]:
-        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
-        # One part for each status, because the index serves each. Without limits of their own the
-        # server would sort them all.
-        below = self.number(after) if isinstance(after, str) else after
-        parts = [
-            page_of(flow, status, tags, updated_before, updated_after, limit=limit, below=below) for status in wanted
-        ]
-        values = [value for _, bound in parts for value in bound]
-        if not parts or any(isinstance(value, str) and "\0" in value for value in values):
+    def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
+        found, values = self._found(after, limit, filters)
+        if not found:
             return []
         query = f"""
             SELECT {ROW_COLUMNS}, {NEWEST_COLUMNS} FROM (
-                SELECT * FROM ({" UNION ALL ".join(query for query, _ in parts)}) AS found ORDER BY id DESC LIMIT %s
+                SELECT * FROM ({found}) AS found ORDER BY id DESC LIMIT %s
             ) AS runs {NEWEST} ORDER BY id DESC
         """  # noqa: S608
         return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+
+    def count(self, limit: int, **filters: Unpack[RowFilters]) -> int:
+        found, values = self._found(None, limit, filters)
+        query = f"SELECT count(*) FROM (SELECT FROM ({found}) AS found LIMIT %s) AS counted"  # noqa: S608
+        counted = self._fetch(query, (*values, limit)) if found else []
+        return counted[0][0] if counted else 0
+
+    def _found(self, after: str | int | None, limit: int, filters: RowFilters) -> tuple[str, builtins.list[Any]]:
+        """Return the query for up to `limit` rows below `after` of each status, and its values; "" if none can match.
+
+        There is one part for each status, because the index serves each. Without limits of their own the server would
+        sort them all.
+        """
+        statuses = filters.get("statuses")
+        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
+        below = self.number(after) if isinstance(after, str) else after
+        parts = [page_of(status, filters, limit=limit, below=below) for status in wanted]
+        values = [value for _, bound in parts for value in bound]
+        if any(isinstance(value, str) and "\0" in value for value in values):
+            return "", []
+        return " UNION ALL ".join(query for query, _ in parts), values
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int

@@ -11,7 +11,7 @@ import re
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 from milepost.errors import OptionError, StoreError
 from milepost.model.record import Record, format_time
@@ -22,6 +22,7 @@ from milepost.stores.base.transaction import (
     ENDS,
     DamagedRow,
     Note,
+    RowFilters,
     damaged_row,
     failed_statement,
     json_text,
@@ -188,6 +189,15 @@ SELECT run, {_RECORD_COLUMNS} FROM given CROSS JOIN records ON run = number AND 
 """  # noqa: S608
 
 
+_FLOWS = """
+WITH RECURSIVE names (flow) AS (
+    SELECT min(flow) FROM runs WHERE flow > ''
+    UNION ALL
+    SELECT (SELECT min(flow) FROM runs WHERE flow > names.flow) FROM names WHERE names.flow IS NOT NULL
+)
+SELECT flow FROM names WHERE flow IS NOT NULL LIMIT ?
+"""
+
 _TALLY = """
 SELECT status, count(DISTINCT runs.id), count(records.id),
     coalesce(sum(length(CAST(header AS BLOB))), 0) + coalesce(sum(length(payload)), 0),
@@ -204,6 +214,7 @@ class SQLiteTransaction(SQLTransaction):
     record_columns = _RECORD_COLUMNS
     node_id_query = _NODE_IDS
     tally_query = _TALLY
+    flow_query = _FLOWS
     unlimited = -1
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -268,21 +279,36 @@ class SQLiteTransaction(SQLTransaction):
         """Return the open cancels of these runs, as stored."""
         return dict(self._fetch(_CANCELS, (json_text(run_ids),)))
 
-    def page(
-        self,
-        *,
-        flow: str | None,
-        statuses: Collection[str] | None,
-        tags: Mapping[str, str],
-        updated_before: float | None,
-        updated_after: float | None,
-        limit: int,
-        after: str | int | None,
-    ) -> builtins.list[Row]:
+    def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
+        columns = _SELECT_ROW.partition(" FROM ")[0]
+        parts, values, number = self._parts(after, filters)
+        if not parts:
+            return []
+        query = (
+            f"{' UNION ALL '.join(f'{columns} {part}' for part in parts)} "
+            f"ORDER BY {'id' if parts[1:] else number} DESC LIMIT ?"
+        )
+        return [self._row_to_show(found) for found in self._fetch(query, (*values, limit))]
+
+    def count(self, limit: int, **filters: Unpack[RowFilters]) -> int:
+        parts, values, _ = self._parts(None, filters)
+        if not parts:
+            return 0
+        query = f"SELECT count(*) FROM ({' UNION ALL '.join(f'SELECT 1 {part}' for part in parts)} LIMIT ?)"  # noqa: S608
+        found = self._fetch(query, (*values, limit))
+        return found[0][0] if found else 0
+
+    def _parts(
+        self, after: str | int | None, filters: RowFilters
+    ) -> tuple[builtins.list[str], builtins.list[Any], str]:
+        """Return the parts of a query for rows below `after`, their values, and the column of a part that orders it.
+
+        There is one part for each status, merged as they are read: the index serves each part, as far as the limit asks for.
+        """
         table, number = "runs", "id"
         terms: builtins.list[str] = []
         values: builtins.list[Any] = []
-        for pair in tags.items():
+        for pair in (filters.get("tags") or {}).items():
             # One tag is found by its index, in the order of runs. All other filters are checked on the runs that have it.
             if not terms:
                 table, number = "run_tags CROSS JOIN runs ON runs.id = run_tags.run", "run_tags.run"
@@ -292,27 +318,20 @@ class SQLiteTransaction(SQLTransaction):
             values += pair
         for term, value in (
             (f"{number} < ?", self.number(after) if isinstance(after, str) else after),
-            ("flow = ?", flow),
+            ("flow = ?", filters.get("flow")),
             # `+` keeps a term from an index that would need sorting: a page is read in the order of `id`.
-            ("+updated_at < ?", updated_before),
-            ("+updated_at > ?", updated_after),
+            ("+updated_at < ?", filters.get("updated_before")),
+            ("+updated_at > ?", filters.get("updated_after")),
         ):
             if value is not None:
                 terms.append(term)
                 values.append(value)
-        # One part for each status, merged as they are read: the index serves each part, as far as the limit asks for.
+        statuses = filters.get("statuses")
         wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
         parts = [terms if status is None else [*terms, "status = ?"] for status in wanted]
-        where = [f"WHERE {' AND '.join(part)}" if part else "" for part in parts]
-        if not where:
-            return []
-        columns = _SELECT_ROW.partition(" FROM ")[0]
-        query = (
-            f"{' UNION ALL '.join(f'{columns} FROM {table} {part}' for part in where)} "
-            f"ORDER BY {'id' if where[1:] else number} DESC LIMIT ?"
-        )
+        where = [f"FROM {table} {'WHERE' if part else ''} {' AND '.join(part)}" for part in parts]
         bound = [value for status in wanted for value in (values if status is None else [*values, status])]
-        return [self._row_to_show(found) for found in self._fetch(query, (*bound, limit))]
+        return where, bound, number
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int

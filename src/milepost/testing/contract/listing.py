@@ -237,6 +237,61 @@ class ListingContract(StoreUnderTest):
         assert [] == ids(store, tags={"team": "blue", "env": "test"})
         assert 3 == len(ids(store, tags={}))
 
+    def test_runs_are_counted_up_to_a_limit(self, store: Store) -> None:
+        """Count the runs that match all filters, up to `limit`; the default of a user's own store counts the same."""
+        for n in range(7):
+            token = begin(store, f"r{n}", flow="odd" if n % 2 else "even", tags={"half": str(n % 2), "env": "test"})
+            if n < 5:
+                store.release(token, Release("failed" if n < 3 else "finished"))
+        asked: list[tuple[int, dict[str, Any]]] = [
+            (7, {}),
+            (3, {"flow": "odd"}),
+            (0, {"flow": "none"}),
+            (3, {"status": "failed"}),
+            (5, {"status": ["failed", "finished"]}),
+            (2, {"status": "running"}),
+            (5, {"status": ["running", "failed"]}),
+            (7, {"status": ["running", "failed", "dead", "finished"]}),
+            (0, {"status": "dead"}),
+            (0, {"status": []}),
+            (2, {"status": "failed", "flow": "even"}),
+            (3, {"tags": {"half": "1"}}),
+            (1, {"tags": {"half": "1", "env": "test"}, "status": "failed"}),
+            (0, {"tags": {"half": "1", "env": "prod"}}),
+            (2, {"limit": 2}),
+            (2, {"limit": 2, "status": ["finished", "failed", "running"]}),
+            (0, {"flow": "\ud800"}),
+            (7, {"limit": 10**30}),
+        ]
+        for count, filters in asked:
+            assert count == store.count_runs(**filters) == Store.count_runs(store, **filters), filters
+        for wrong in ({"limit": 1.5}, {"flow": 5}, {"tags": {1: "a"}}):
+            with pytest.raises(TypeError):
+                store.count_runs(**wrong)
+        with pytest.raises(ValueError, match="limit"):
+            store.count_runs(limit=0)
+
+    @requires(is_shared_between_processes=True, lease_has_end=True)
+    def test_dead_runs_are_counted_as_dead(self, store: Store, other: Store, clock: FakeClock) -> None:
+        """`status` is one status or several, `dead` included."""
+        begin(store, "quick", lease=10.0)
+        begin(store, "slow", lease=100.0)
+        clock.advance(50)
+        assert [1, 1, 2] == [other.count_runs(status=status) for status in ("dead", "running", ["dead", "running"])]
+        assert 1 == other.count_runs(status=("dead", "failed"))
+
+    def test_flows_are_listed_by_name(self, store: Store) -> None:
+        """The names of the flows that have runs, sorted, at most `limit`; also by the default of a user's own store."""
+        assert () == store.flows()
+        store.save("from outside", "a", b"1")
+        for n, flow in enumerate(["b", "a", "ключ", "b", "c d", "it's"]):
+            begin(store, f"r{n}", flow=flow)
+        names = ("a", "b", "c d", "it's", "ключ")
+        assert names == store.flows() == Store.flows(store)
+        assert names[:2] == store.flows(limit=2) == Store.flows(store, limit=2)
+        with pytest.raises(ValueError, match="limit"):
+            store.flows(limit=0)
+
     @pytest.mark.parametrize("text", HOSTILE)
     def test_a_filter_is_data(self, store: Store, text: str) -> None:
         """Values are compared, never run: `tags`, `flow`, `status` and `after` alike."""
