@@ -88,12 +88,27 @@ class ShowAtOnce:
 WIDE_FILES = {
     f"test_{name}.py"
     for name in (
-        "blocking", "console_actions", "console_command", "console_pages", "console_security", "demo",
-        "examples_killed", "faults_of_the_medium", "file_store_processes", "order_service", "pgbouncer",
-        "postgres_failures", "power_loss_at_each_step", "service", "streaming_example", "turns_of_large_graphs",
-        "with_checkpoint_killed", "worker_processes",
+        "blocking",
+        "console_actions",
+        "console_command",
+        "console_pages",
+        "console_security",
+        "demo",
+        "examples_killed",
+        "faults_of_the_medium",
+        "file_store_processes",
+        "order_service",
+        "pgbouncer",
+        "postgres_failures",
+        "power_loss_at_each_step",
+        "service",
+        "streaming_example",
+        "turns_of_large_graphs",
+        "tutorial",
+        "with_checkpoint_killed",
+        "worker_processes",
     )
-}  # fmt: skip
+}
 """What is `wide` as a whole: servers that fail, services, and many processes that are killed."""
 
 

@@ -34,6 +34,8 @@ PYTHON_NOT_RUN = {
     # one block of another library's, which is shown beside ours and which nothing here installs
     "from-langgraph.md": 1,
 }
+RUNNABLE = [page for page in PAGES if page.parent.name != "tutorial"]
+"""The tutorial is walked as a whole by `test_tutorial.py`."""
 GO_ON = "The Python blocks of this page go on from each other: run them from the first one on."
 FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -57,7 +59,7 @@ def commands(source: str) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-@pytest.mark.parametrize("page", marked(PAGES, "several-machines.md"))
+@pytest.mark.parametrize("page", marked(RUNNABLE, "several-machines.md"))
 def test_every_python_block_of_a_page_runs_and_does_so_again(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -88,7 +90,7 @@ def test_every_python_block_of_a_page_runs_and_does_so_again(
         assert done.returncode == 0, f"{page.name}, the {time} time\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", marked(PAGES, "several-machines.md", "command-line.md"))
+@pytest.mark.parametrize("page", marked(RUNNABLE, "several-machines.md", "command-line.md"))
 def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """A page may write the files that its commands need: a Python block that begins with `# name.py`."""
     for _, source, _ in blocks(page, "python"):
