@@ -1,8 +1,8 @@
 """Every Python block and every command of the documentation is executed, page by page, in an empty folder.
 
 Blocks of one page share a namespace, in order, and the page says so; those of the README run alone, each of them twice. A
-block fenced as `python no-run` or `bash no-run` is shown only; why it cannot run stands in the test's lists, so that a page
-cannot opt out unnoticed. Examples in docstrings are executed too.
+block below the comment `not run` is shown only; why it cannot run stands in the test's lists, so that a page cannot opt out
+unnoticed. Examples in docstrings are executed too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PYTHON_NOT_RUN = {
 RUNNABLE = [page for page in PAGES if page.parent.name != "tutorial"]
 """The tutorial is walked as a whole by `test_tutorial.py`."""
 GO_ON = "The Python blocks of this page go on from each other: run them from the first one on."
-FENCE = re.compile(r"^```(\w+)( no-run)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(<!-- not run -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def marked(pages: list[Path], *wide: str) -> list[Any]:
@@ -48,9 +48,9 @@ def marked(pages: list[Path], *wide: str) -> list[Any]:
 def blocks(page: Path, *languages: str) -> list[tuple[int, str, bool]]:
     text = page.read_text(encoding="utf-8")
     return [
-        (text.count("\n", 0, found.start()) + 2, found[3], bool(found[2]))
+        (text.count("\n", 0, found.start(2)) + 2, found[3], bool(found[1]))
         for found in FENCE.finditer(text)
-        if found[1] in languages
+        if found[2] in languages
     ]
 
 
@@ -147,6 +147,37 @@ def test_every_public_name_is_documented() -> None:
         if value.__doc__ is None and not isinstance(value, (str, int, GenericAlias))
     ]
     assert undocumented == []
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    import milepost.reducers
+    import milepost.testing
+
+    named = [
+        name
+        for page in sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
+        for name in re.findall(r"^::: milepost\.(?:\w+\.)?(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    modules = (milepost, milepost.errors, milepost.events, milepost.reducers, milepost.testing)
+    assert sorted(named) == sorted({name for module in modules for name in module.__all__})
+
+
+def test_the_table_of_errors_has_every_error_with_its_remedy() -> None:
+    from milepost import errors
+
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+)` \| \S.* \| \S.* \|$", page, re.MULTILINE)
+    assert sorted(told) == sorted(set(errors.__all__) - {"MilepostError", "GraphProblem"})
+
+
+def test_the_page_of_configuration_has_every_variable() -> None:
+    read = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r"MILEPOST_[A-Z_]+", path.read_text(encoding="utf-8"))
+    }
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    assert sorted(read) == sorted(set(re.findall(r"^ *\| `(MILEPOST_\w+)` \|", page, re.MULTILINE)))
 
 
 def test_the_page_of_options_has_them_all_with_their_defaults() -> None:
