@@ -26,7 +26,7 @@ from milepost.model.record import CHECKPOINT, FAILURE, ROLLBACK, ROUTE
 from milepost.store import ENDED
 from milepost.testing import FakeClock, Stepper
 from milepost.testing.clock import fake_entropy
-from milepost.testing.crashing import was_written
+from milepost.testing.scenarios import was_written
 from milepost.verbs import Job, flow_of
 
 __all__ = ["Ending", "Outside", "Subject", "World", "crash_everywhere", "crash_twice", "play", "refused_after_crashes"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from milepost.testing.clock import FakeClock
     from milepost.testing.contexts import context
     from milepost.testing.contract import StoreContract
-    from milepost.testing.crashing import Crash, CrashReport, crashtest
+    from milepost.testing.crashing import Crash, CrashReport, NodeReport, NonDeterministicNode, crashtest
     from milepost.testing.running import arun_flow, run_flow
     from milepost.testing.stepping import Stepper
 
@@ -28,6 +28,8 @@ __all__ = [
     "Crash",
     "CrashReport",
     "FakeClock",
+    "NodeReport",
+    "NonDeterministicNode",
     "Stepper",
     "StoreContract",
     "arun_flow",
@@ -44,7 +46,7 @@ _HOMES = {
     "clock": "FakeClock",
     "contexts": "context",
     "contract": "StoreContract",
-    "crashing": "Crash CrashReport crashtest",
+    "crashing": "Crash CrashReport NodeReport NonDeterministicNode crashtest",
     "running": "arun_flow run_flow",
     "stepping": "Stepper",
 }

@@ -103,7 +103,7 @@ class RollbackVisit(UnitVisit):
     def call(self, context: Context[Any], limit: float | None) -> Call:
         """Call the rollback with the context of the workflow and, if it takes two arguments, with the step's output."""
         undo, ctx = self.undo, self.undo.frame.context
-        own = _UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
+        own = UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
         # A fork of a run copies its steps. Such a step was done once, so its rollback has the same key in every run.
         own._source = self.source
         return Call(undo.fn, (ctx, undo.output) if self.takes_output else (ctx,), own, is_async(undo.fn), limit)
@@ -132,7 +132,7 @@ class RollbackFailed(Exception):
     """The error that ends a failed rollback. It is recorded, and it stops nothing else."""
 
 
-class _UndoContext(Context[Any]):
+class UndoContext(Context[Any]):
     """The context of a rollback, which is not an attempt of its step."""
 
     __slots__ = ()
