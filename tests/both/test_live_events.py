@@ -12,7 +12,8 @@ from milepost import END, START, Engine, Graph, MemoryStore, Retry, step, workfl
 from milepost.drivers import live as live_module
 from milepost.drivers.live import LiveWriter, live_writer
 from milepost.events import Emitted, EventsMissed, NodeCompleted, Progress, UnrecordedEvent
-from milepost.model.live import LARGEST_DATA, MOST_EVENTS
+from milepost.model.live import MOST_EVENTS
+from milepost.model.live_bodies import LARGEST_DATA
 
 
 @dataclass

@@ -8,7 +8,8 @@ import pytest
 
 from milepost import MemoryStore
 from milepost.events import Emitted, NodeOverdue, Progress
-from milepost.model.live import LARGEST_DATA, LiveEvent, LiveOrder, Missed, body_of, event_of
+from milepost.model.live import LiveEvent, LiveOrder, Missed
+from milepost.model.live_bodies import LARGEST_DATA, body_of, event_of
 from milepost.store import Store
 
 

@@ -13,12 +13,12 @@ from milepost.drivers.live import LiveSignal
 from milepost.engine.watching import tell_ends
 from milepost.errors import CheckpointCorruptError
 from milepost.executor.chronicle import Chronicle
-from milepost.executor.effects import Routine, Sleep
-from milepost.executor.journal import ask
+from milepost.executor.effects import Routine, Sleep, ask
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.model.events import Event, EventsMissed
-from milepost.model.live import LiveEvent, LiveOrder, Missed, Place, event_of
+from milepost.model.live import LiveEvent, LiveOrder, Missed, Place
+from milepost.model.live_bodies import event_of
 from milepost.model.record import START, Record, origins_of, parse_time
 from milepost.store import ENDED, RunRow
 

@@ -20,7 +20,8 @@ from milepost.errors import OptionError, RunCancelled, interruption
 from milepost.model.events import Emitted, Event, Progress, UnrecordedEvent, surround
 from milepost.model.failure import contained
 from milepost.model.ids import this_process
-from milepost.model.live import LiveEvent, body_of
+from milepost.model.live import LiveEvent
+from milepost.model.live_bodies import body_of
 from milepost.model.record import Origin, parse_time
 from milepost.store import Statement, check_tag, check_tag_names, read_cancel
 
