@@ -9,10 +9,10 @@ import pytest
 
 from milepost import StepError, WorkflowError
 from milepost.errors import CheckpointCorruptError, NoBranchMatchedError
-from milepost.executor.flow import Renames
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import followed_by, position_after, read_history, retried_at
 from milepost.executor.history_values import StepRecord, parent_of
+from milepost.executor.renames import Renames
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
     CHECKPOINT,

@@ -25,9 +25,9 @@ from milepost.errors import OptionError, RunTimeoutError, naming
 from milepost.executor import signals
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.chronicle import Chronicle, Undecoded, undecoded_result
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import Flow
-from milepost.executor.journal import ask, read_start
+from milepost.executor.journal import read_start
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.waits import Waits

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Generic, NamedTuple, TypeVar, Unpack
 
 from milepost.errors import MilepostError, StoreClosedError, StoreError, shown
-from milepost.executor.effects import Routine
-from milepost.executor.journal import ask
+from milepost.executor.effects import Routine, ask
 from milepost.model.info import RunInfo
 from milepost.options import BulkFilters, RunFilters
 from milepost.store import RunRow, Store, check_moment, check_number

@@ -11,10 +11,10 @@ from milepost.adapters.points import results_of
 from milepost.errors import MilepostError
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.chronicle import Undecoded
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import Flow, StepFlow
 from milepost.executor.history_reader import position_after, read_history
-from milepost.executor.journal import ask, read_start
+from milepost.executor.journal import read_start
 from milepost.graph.run import NodeRun
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.record import FINISH, Record

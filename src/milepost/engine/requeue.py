@@ -13,8 +13,8 @@ from typing import Any
 
 from milepost.engine.authorize import Gate
 from milepost.executor.checks import ResumeRequest, locked, not_resumable, refused_by_status
-from milepost.executor.effects import Routine
-from milepost.executor.journal import Journal, ask, read_start, take
+from milepost.executor.effects import Routine, ask
+from milepost.executor.journal import Journal, read_start, take
 from milepost.executor.resume import as_before, make_claim
 from milepost.executor.signals import check_key
 from milepost.model.ranges import Ranges, is_live

@@ -19,12 +19,12 @@ from milepost.errors import (
 )
 from milepost.executor.checks import ResumeRequest, check_flow, content_of
 from milepost.executor.chronicle import Chronicle
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import GraphFlow, WaitWork, codec_at, find_node
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import newest_renames, read_history
 from milepost.executor.history_values import StepRecord, parent_of
-from milepost.executor.journal import ask, read_start
+from milepost.executor.journal import read_start
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
 from milepost.executor.start import attach

@@ -34,9 +34,9 @@ from milepost.errors import (
     StoreError,
     shown,
 )
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import Flow
-from milepost.executor.journal import Drained, ask
+from milepost.executor.journal import Drained
 from milepost.executor.resume import REFUSED
 from milepost.model.failure import describe, failure_fields, is_cancellation
 from milepost.model.ids import Clock

@@ -21,9 +21,9 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import GraphFlow
-from milepost.executor.journal import Journal, ask
+from milepost.executor.journal import Journal
 from milepost.executor.run import Run
 from milepost.model.failure import contained, place
 from milepost.model.ranges import is_live

@@ -31,6 +31,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from milepost.errors import MilepostError, StoreError
+from milepost.model.failure import describe
+
 if TYPE_CHECKING:
     from milepost.executor.context import Context
     from milepost.model.events import Event, NodeStarted, StepStarted
@@ -231,3 +234,17 @@ class Ready(Effect):
     """
 
     __slots__ = ()
+
+
+def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
+    """Call a method of the store and return its value. Any `Exception` but our own errors becomes a `StoreError`."""
+    try:
+        return (yield Ask(store, method, *args, **kwargs))
+    except MilepostError:
+        raise
+    except Exception as exc:
+        raise StoreError(
+            f"the store {store.place} failed at {method}: {describe(exc)}; mend the store, then resume",
+            store=store.place,
+            op=method,
+        ) from exc

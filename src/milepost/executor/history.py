@@ -51,7 +51,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from milepost.executor.flow import END, REPLACED, Renames
 from milepost.executor.history_values import (
     COUNTED_FAILURES,
     NO_RENAMES,
@@ -69,7 +68,8 @@ from milepost.executor.history_values import (
     wait_of,
     with_around,
 )
-from milepost.model.record import Record, Segment, branch_path, segments_of
+from milepost.executor.renames import Renames
+from milepost.model.record import END, REPLACED, Record, Segment, branch_path, segments_of
 
 
 class JournalHistory(msgspec.Struct, frozen=True, eq=False):

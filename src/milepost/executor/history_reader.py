@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError
-from milepost.executor.flow import Renames
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_values import (
     COUNTED_FAILURES,
@@ -24,6 +23,7 @@ from milepost.executor.history_values import (
     left_of_pause,
     parent_of,
 )
+from milepost.executor.renames import Renames
 from milepost.model.beginning import completed, completes, is_incomplete
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from milepost.errors import CheckpointCorruptError
-from milepost.executor.flow import Renames
+from milepost.executor.renames import Renames
 from milepost.model.record import Record, StepHead, branch_path, parse_time, segments_of
 
 if TYPE_CHECKING:

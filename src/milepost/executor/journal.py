@@ -23,7 +23,7 @@ from milepost.errors import (
     StateTypeError,
     StoreError,
 )
-from milepost.executor.effects import Ask, Drop, LeaseView, Routine, Write
+from milepost.executor.effects import Ask, Drop, LeaseView, Routine, Write, ask
 from milepost.executor.flow import StateCodec
 from milepost.executor.history_values import PendingRecord, around
 from milepost.model.beginning import PAGE, find_start, start_in
@@ -54,20 +54,6 @@ T = TypeVar("T")
 
 class Drained(BaseException):
     """The exception that gives the run back at this boundary, for anybody to go on with."""
-
-
-def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
-    """Call a method of the store and return its value. Any `Exception` but our own errors becomes a `StoreError`."""
-    try:
-        return (yield Ask(store, method, *args, **kwargs))
-    except MilepostError:
-        raise
-    except Exception as exc:
-        raise StoreError(
-            f"the store {store.place} failed at {method}: {describe(exc)}; mend the store, then resume",
-            store=store.place,
-            op=method,
-        ) from exc
 
 
 def read_start(store: Store, run_id: str, check: Callable[[Record], object] | None = None) -> Routine[Record | None]:

@@ -40,11 +40,10 @@ from milepost.executor.checks import (
 )
 from milepost.executor.context import current_context
 from milepost.executor.continuation import end_of_turn, is_to_be_finished, open_turn, refused
-from milepost.executor.effects import Call, Hold, Routine, Sleep
+from milepost.executor.effects import Call, Hold, Routine, Sleep, ask
 from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_values import StepRecord
-from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.model.beginning import BEGIN
 from milepost.model.failure import describe, first_line, message_of, place

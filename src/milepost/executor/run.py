@@ -27,10 +27,11 @@ from milepost.errors import (
 )
 from milepost.executor.context import Keep, LiveOutlet, RunScope
 from milepost.executor.effects import Ask, Emit, Gather, Hold, HoldOver, Outcome, Routine
-from milepost.executor.flow import Flow, Renames
+from milepost.executor.flow import Flow
 from milepost.executor.history import JournalHistory, RunProgress
 from milepost.executor.history_values import AttemptBudget, PendingRecord
 from milepost.executor.journal import Drained, Journal, NullJournal
+from milepost.executor.renames import Renames
 from milepost.model.events import Progress
 from milepost.model.failure import describe, failure_fields, first_line, is_cancellation
 from milepost.model.ranges import Ranges

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from milepost.errors import CheckpointCorruptError, SerializeStateError, SignalRefusedError, StateTypeError
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.history_reader import read_history
-from milepost.executor.journal import ask, read_start
+from milepost.executor.journal import read_start
 from milepost.executor.waits import MessageCodec, Waits, reply_with
 from milepost.model.failure import place
 from milepost.model.ranges import Ranges

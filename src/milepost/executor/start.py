@@ -39,8 +39,8 @@ from milepost.executor.checks import (
     not_resumable,
 )
 from milepost.executor.continuation import is_known
-from milepost.executor.effects import Routine
-from milepost.executor.journal import Journal, ask, read_start, take
+from milepost.executor.effects import Routine, ask
+from milepost.executor.journal import Journal, read_start, take
 from milepost.executor.resume import await_change, make_ready, resume
 from milepost.executor.run import Run
 from milepost.model.beginning import completed, is_incomplete

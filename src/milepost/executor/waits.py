@@ -26,10 +26,9 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
 )
-from milepost.executor.effects import Emit, Routine, Sleep
+from milepost.executor.effects import Emit, Routine, Sleep, ask
 from milepost.executor.flow import WaitWork
 from milepost.executor.history_values import OpenWait, PendingRecord, refused_answer, wait_of
-from milepost.executor.journal import ask
 from milepost.model.events import RunWaiting
 from milepost.model.failure import contained, describe
 from milepost.model.failure import place as say_where

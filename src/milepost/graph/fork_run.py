@@ -20,10 +20,9 @@ from milepost.errors import (
     shown,
 )
 from milepost.executor.checks import check_flow, content_of
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import GraphFlow, codec_at, find_node
 from milepost.executor.history_reader import position_after, read_history
-from milepost.executor.journal import ask
 from milepost.executor.resume import amended, check_branch
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, newest_live

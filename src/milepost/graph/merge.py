@@ -21,7 +21,8 @@ from milepost import reducers
 from milepost.codec import Codec
 from milepost.codec.resolve import annotations_of, reveal
 from milepost.errors import DeserializeStateError, MergeConflictError, SerializeStateError, StateTypeError
-from milepost.executor.flow import REPLACED, BranchEnd, Fork, Part, Whole
+from milepost.executor.flow import BranchEnd, Fork, Part, Whole
+from milepost.model.record import REPLACED
 
 # The next state, made of a node's return value: a whole state, or a part whose fields are taken over.
 #

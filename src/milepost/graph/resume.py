@@ -17,7 +17,7 @@ from milepost.errors import (
     shown,
 )
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import END
 from milepost.executor.history_reader import (
     newest_renames,
@@ -28,7 +28,7 @@ from milepost.executor.history_reader import (
     retried_at,
 )
 from milepost.executor.history_values import AttemptBudget, parent_of
-from milepost.executor.journal import ask, read_start
+from milepost.executor.journal import read_start
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
 from milepost.graph.nesting import decode_inside

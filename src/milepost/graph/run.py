@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from milepost.errors import MilepostError, NodeError
 from milepost.executor import waits as parking
 from milepost.executor.checks import Amendment, ResumeRequest
-from milepost.executor.effects import Routine
+from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import GraphFlow
 from milepost.executor.history_values import PendingRecord
-from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph import resume as finding
 from milepost.graph.checks import ExaminedRun, refusal_of

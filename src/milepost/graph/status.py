@@ -19,7 +19,6 @@ from datetime import datetime
 from typing import Any
 
 from milepost.errors import DeserializeStateError
-from milepost.executor.flow import END
 from milepost.executor.history_values import parent_of
 from milepost.model.beginning import completes
 from milepost.model.checkpoint import read_envelope
@@ -27,6 +26,7 @@ from milepost.model.info import Wait
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
+    END,
     FAILURE,
     FINISH,
     ITEMS,

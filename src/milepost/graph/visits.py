@@ -23,11 +23,12 @@ from milepost.errors import (
 from milepost.executor.attempt import AttemptOutcome, UnitVisit, announce_checkpoint
 from milepost.executor.context import Context
 from milepost.executor.effects import Alone, Call, Routine
-from milepost.executor.flow import END, REPLACED, Function, Part, Router, Unit, Whole
+from milepost.executor.flow import END, Function, Part, Router, Unit, Whole
 from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run, complete
 from milepost.model.events import NodeCompleted, NodeStarted
 from milepost.model.failure import describe, place
+from milepost.model.record import REPLACED
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker

@@ -21,10 +21,9 @@ import msgspec
 from milepost.errors import MaxIterationsError, MilepostError, RouterError, RunStopped, SerializeStateError, StoreError
 from milepost.executor.attempt import AttemptOutcome, go_on_without, keep_unrecorded, pause, record_outcome, run_attempt
 from milepost.executor.context import Context
-from milepost.executor.effects import Emit, Halted, Routine
+from milepost.executor.effects import Emit, Halted, Routine, ask
 from milepost.executor.flow import END, Fork, GraphFlow, StateCodec, Unit
 from milepost.executor.history_values import AttemptBudget, StepRecord
-from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
 from milepost.graph.nesting import do_work
 from milepost.graph.parallel import split

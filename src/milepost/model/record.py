@@ -83,6 +83,9 @@ CONTINUE: Literal["continue"] = "continue"
 """The verb of the owner record with which a run begins again at its entry: a turn."""
 END = "__end__"
 """The next node of a checkpoint after which nothing is left to run."""
+REPLACED = ""
+"""A key among updates. Its value names the fields that a node replaced, instead of returning something to reduce into
+them. No field has this name in a graph whose nodes can do so."""
 
 ZSTD = "zstd"
 VERBATIM = "verbatim"

@@ -10,7 +10,6 @@ from typing import Any
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.chronicle import Chronicle
-from milepost.executor.flow import END
 from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
@@ -31,7 +30,7 @@ from milepost.model.events import (
     WorkflowStarted,
     status_of,
 )
-from milepost.model.record import CHECKPOINT, FAILURE, FINISH, ITEMS, ROLLBACK, Record
+from milepost.model.record import CHECKPOINT, END, FAILURE, FINISH, ITEMS, ROLLBACK, Record
 from milepost.model.reports import ResumeInfo
 from milepost.model.results import SkipMarker, StepResult
 from milepost.views.text import clean, duration, error_text, iso, short, wait_text

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.beginning import is_unread
-from milepost.executor.flow import END
 from milepost.executor.history_reader import position_after
 from milepost.graph.status import RunStatus, Visit, read_status
 from milepost.model.beginning import completed_by, is_incomplete
 from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (
+    END,
     FINISH,
     OWNER,
     REPLY,

@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from milepost.errors import DeserializeStateError
-from milepost.executor.flow import END
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import read_history
 from milepost.executor.history_values import StepRecord
 from milepost.graph.status import RunStatus, Visit, json_of, time_of
 from milepost.model.info import Wait
-from milepost.model.record import Record
+from milepost.model.record import END, Record
 from milepost.store import ENDED, RunSnapshot
 from milepost.views.journal import failure_text
 from milepost.views.text import clean, elapsed, iso, json_text, plural, short, utc, wait_document, wait_text

@@ -27,12 +27,11 @@ from milepost.errors import (
 )
 from milepost.executor.beginning import whole_start
 from milepost.executor.checks import ResumeRequest, check_flow, check_renames, input_mismatch, not_resumable
-from milepost.executor.effects import Ready, Routine
+from milepost.executor.effects import Ready, Routine, ask
 from milepost.executor.flow import StepFlow
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import newest_renames, read_history, renewed_at, reopened_at, retried_at
 from milepost.executor.history_values import AttemptBudget, StepRecord
-from milepost.executor.journal import ask
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, cut_short
 from milepost.model.beginning import is_incomplete

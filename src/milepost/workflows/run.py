@@ -41,12 +41,11 @@ from milepost.errors import (
 from milepost.executor import waits as parking
 from milepost.executor.attempt import announce_checkpoint, go_on_without, keep_unrecorded
 from milepost.executor.checks import Amendment, ResumeRequest
-from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine
+from milepost.executor.effects import Alone, Gather, HoldOver, Outcome, Ready, Routine, ask
 from milepost.executor.flow import StepFlow
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import newest_renames, read_history
 from milepost.executor.history_values import PendingRecord
-from milepost.executor.journal import ask
 from milepost.executor.run import Run, complete
 from milepost.model.events import Event, RunBlocked, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import (

@@ -27,10 +27,9 @@ from milepost.errors import (
 )
 from milepost.executor.attempt import AttemptOutcome, PartsFailed, go_on_without, pause, perform
 from milepost.executor.context import Context
-from milepost.executor.effects import Call, Emit, HoldOver, Routine
+from milepost.executor.effects import Call, Emit, HoldOver, Routine, ask
 from milepost.executor.history_reader import followed_by
 from milepost.executor.history_values import PendingRecord, StepOutcome, StepRecord, parent_of
-from milepost.executor.journal import ask
 from milepost.executor.waits import Parked
 from milepost.model.events import StepCompleted
 from milepost.model.failure import (
