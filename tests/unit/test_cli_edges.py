@@ -410,15 +410,37 @@ def test_the_list_of_commands_has_the_first_sentence_of_each_commands_own_help()
     assert said == {name: command.short_help for name, command in cli.commands.items()}
 
 
-def test_the_help_of_the_command_line_imports_no_store_and_no_engine() -> None:
+def loaded_by(*arguments: str) -> set[str]:
     listed = (
-        "import sys; before = set(sys.modules); from milepost.cli import main; main(['--help']); "
+        f"import sys; before = set(sys.modules); from milepost.cli import main; main({[*arguments]!r}); "
         "print(sorted(set(sys.modules) - before))"
     )
     told = subprocess.run([sys.executable, "-c", listed], capture_output=True, check=True, text=True).stdout
-    loaded = set(ast.literal_eval(told.splitlines()[-1]))
+    return set(ast.literal_eval(told.splitlines()[-1]))
+
+
+def test_the_help_of_the_command_line_imports_no_store_and_no_engine() -> None:
+    loaded = loaded_by("--help")
     assert "milepost.cli.app" in loaded
-    assert set() == loaded & {"asyncio", "jsonpatch", "msgspec", "rich", "sqlite3", "milepost.store", "milepost.engine"}
+    unwanted = {"asyncio", "jsonpatch", "msgspec", "pathlib", "rich", "sqlite3", "milepost.store", "milepost.engine"}
+    assert set() == loaded & unwanted
+
+
+def test_a_list_of_runs_imports_its_store_and_nothing_that_runs_flows(shop: Shop) -> None:
+    assert 0 == shop.call("run", "shop:graph", "-i", "id=a").code
+    loaded = loaded_by("runs")
+    assert "milepost.stores.sqlite.store" in loaded
+    unwanted = {
+        "codec",
+        "drivers",
+        "engine.engine",
+        "executor.flow",
+        "executor.history",
+        "model.events",
+        "options",
+        "verbs",
+    }
+    assert set() == loaded & ({f"milepost.{name}" for name in unwanted} | {"asyncio", "rich"})
 
 
 def test_no_line_of_a_help_text_is_cut_at_80_columns(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

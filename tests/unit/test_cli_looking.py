@@ -23,7 +23,7 @@ from milepost.store import Append, NewRun, Release, Store, Token
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.testing.tables import for_each
-from milepost.views.status import why_it_stands
+from milepost.views.rows import why_it_stands
 
 __all__ = ["shop"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from milepost import __version__
+from milepost.cli.commands import EXIT_CODES, INTERRUPTED, USAGE, Invocation, code_of, shared_options
 from milepost.cli.logs import logging_warnings
-from milepost.cli.places import EXIT_CODES, INTERRUPTED, USAGE, Invocation, code_of, shared_options
 from milepost.cli.text import to_json
 from milepost.errors import FlowChangedError, MilepostError, RunNotFoundError
 from milepost.views.text import clean, in_options
@@ -82,7 +82,7 @@ for _name, _home, _summary in (
     ("resume", "running:resume", "Go on with a run where its records end."),
     ("retry", "running:retry", "Run again what failed, with fresh attempts."),
     ("run", "running:run", "Run a flow and record it."),
-    ("runs", "looking:runs", "List runs, newest first."),
+    ("runs", "listing:runs", "List runs, newest first."),
     ("show", "looking:show", "Show where a run stands, and why."),
     ("signal", "sending:signal", "Send a run a signal."),
     ("start", "sending:start", "Record a run for a worker to take up, and print its id."),

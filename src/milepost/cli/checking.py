@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from milepost import __version__
+from milepost.cli.commands import FAILED, OK, Invocation, app_option, command
 from milepost.cli.database import Finding, store_findings
-from milepost.cli.places import FAILED, OK, Invocation, app_option, chosen_app, command, open_to_look
+from milepost.cli.places import chosen_app, open_to_look
 from milepost.cli.targets import Runnable, found_flow, is_target, load_target
 from milepost.cli.text import print_table, to_json
 from milepost.graph.builder import CompiledGraph

@@ -17,20 +17,14 @@ from urllib.parse import quote
 
 import click
 
+from milepost.cli.commands import FAILED, OK, USAGE, Invocation, NotFound, command, shared_options
 from milepost.cli.places import (
-    FAILED,
-    OK,
-    USAGE,
-    Invocation,
-    NotFound,
-    command,
     file_of,
     folder_of,
     is_file_store,
     is_postgres,
     open_existing,
     open_to_look,
-    shared_options,
     source_of_url,
     url_of,
 )

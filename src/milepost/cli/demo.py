@@ -22,7 +22,8 @@ from typing import Any
 
 import click
 
-from milepost.cli.places import FAILED, OK, Invocation, command, file_of, url_for
+from milepost.cli.commands import FAILED, OK, Invocation, command
+from milepost.cli.places import file_of, url_for
 from milepost.cli.text import print_table, to_json
 from milepost.errors import MilepostError
 from milepost.views.text import clean

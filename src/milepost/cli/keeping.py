@@ -14,18 +14,10 @@ from typing import Any, BinaryIO, TextIO
 
 import click
 
-from milepost.cli.places import (
-    FAILED,
-    OK,
-    Invocation,
-    by_option,
-    command,
-    open_existing,
-    open_or_make,
-    open_to_look,
-    read_duration,
-)
+from milepost.cli.commands import FAILED, OK, Invocation, by_option, command
+from milepost.cli.places import open_existing, open_or_make, open_to_look
 from milepost.cli.text import escaped_json, print_facts, print_table, to_json
+from milepost.cli.values import read_duration
 from milepost.drivers import SyncDriver
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
 from milepost.graph.fork_run import fork as forked

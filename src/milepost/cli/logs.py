@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from milepost.cli.places import Invocation
+from milepost.cli.commands import Invocation
 from milepost.cli.text import to_json
 from milepost.views.text import clean, error_text, iso
 

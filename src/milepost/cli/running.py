@@ -16,20 +16,12 @@ from typing import Any
 
 import click
 
+from milepost.cli.commands import FAILED, INTERRUPTED, OK, WAITING, Invocation, app_option, code_of, command
 from milepost.cli.live import watching
-from milepost.cli.places import (
-    FAILED,
-    INTERRUPTED,
-    OK,
-    WAITING,
-    Invocation,
-    app_option,
-    code_of,
-    command,
-    store_words,
-)
-from milepost.cli.targets import Runnable, found_flow, is_target, read_input, read_pairs, split_input
+from milepost.cli.places import store_words
+from milepost.cli.targets import Runnable, found_flow, is_target, read_input, split_input
 from milepost.cli.text import fit_screen, pretty, to_json
+from milepost.cli.values import read_pairs
 from milepost.engine.engine import Engine
 from milepost.errors import NodeError, RunSuspended, StepError, WorkflowError
 from milepost.model.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted

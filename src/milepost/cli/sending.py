@@ -8,30 +8,19 @@ from typing import Any, TypeVar
 
 import click
 
+from milepost.cli.commands import FAILED, OK, Invocation, app_option, by_option, command, optional_app_option
 from milepost.cli.keeping import check_that_somebody_can_be_asked, is_agreed
-from milepost.cli.looking import FILTERS, read_filters, stopping
-from milepost.cli.places import (
-    FAILED,
-    OK,
-    Invocation,
-    app_option,
-    by_option,
-    chosen_app,
-    command,
-    open_or_make,
-    optional_app_option,
-)
+from milepost.cli.listing import FILTERS, read_filters, stopping
+from milepost.cli.places import chosen_app, open_or_make
 from milepost.cli.targets import (
     found_flow,
     opened_engine,
     read_input,
-    read_json,
-    read_pairs,
     read_plain,
-    read_time,
     split_input,
 )
 from milepost.cli.text import to_json
+from milepost.cli.values import read_json, read_pairs, read_time
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
 from milepost.engine.matching import Outcomes

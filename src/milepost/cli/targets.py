@@ -13,23 +13,15 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 import click
 
-from milepost.cli.places import (
-    Invocation,
-    chosen_app,
-    chosen_url,
-    open_existing,
-    open_or_make,
-    open_to_look,
-    project,
-    url_of_store,
-)
+from milepost.cli.commands import Invocation
+from milepost.cli.places import chosen_app, chosen_url, open_existing, open_or_make, open_to_look, project, url_of_store
+from milepost.cli.values import parse_json, read_json, read_pairs, read_value
 from milepost.codec import Codec
 from milepost.engine.engine import Engine
 from milepost.engine.worker import Worker
@@ -146,14 +138,14 @@ def _input_text(text: str | None, fields: Sequence[str]) -> str:
     if text is not None and fields:
         raise click.UsageError("give the input either as JSON or as --input key=value, not both")
     if text is None:
-        return json.dumps({key: _value(value) for key, value in read_pairs(fields, "--input").items()})
+        return json.dumps({key: read_value(value) for key, value in read_pairs(fields, "--input").items()})
     return sys.stdin.read() if text == "-" else text
 
 
 def _inputs(flow: Workflow[..., Any], text: str) -> dict[str, Any]:
     """The inputs of a workflow, with the defaults of those that are not given."""
     try:
-        given = _parsed(text)
+        given = parse_json(text)
     except ValueError as exc:
         raise click.UsageError(f"the input of workflow {flow.name!r} is no JSON: {exc}") from exc
     names = ", ".join(parameter.name for parameter in flow.parameters) or "none"
@@ -173,57 +165,6 @@ def _inputs(flow: Workflow[..., Any], text: str) -> dict[str, Any]:
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def read_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """The values of an option `key=value` that may be repeated."""
-    found: dict[str, str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise click.UsageError(f"{option} takes key=value, not {pair!r}")
-        if key in found:
-            raise click.UsageError(f"{option} gives {key!r} twice")
-        found[key] = value
-    return found
-
-
-def read_time(text: str, option: str) -> datetime:
-    """The time that an option gives, with its zone."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise click.UsageError(f"{option} takes a time such as 2026-12-24T18:00:00Z, not {text!r}") from exc
-    if moment.tzinfo is None:
-        example = moment.isoformat(timespec="seconds")
-        raise click.UsageError(f"{option} takes a time with its zone, such as {example}Z or {example}+01:00")
-    return moment
-
-
-def read_json(text: str, what: str) -> Any:
-    """The value of JSON text ("-": the standard input); `what` names it in the `click.UsageError` for other text."""
-    if text == "-":
-        text = sys.stdin.read()
-    try:
-        return _parsed(text)
-    except ValueError as exc:
-        raise click.UsageError(f"{what} is no JSON: {exc}: a text is written with its quotes, '\"like this\"'") from exc
-
-
-def _value(text: str) -> Any:
-    """JSON where the text is JSON, else the text."""
-    try:
-        return _parsed(text)
-    except ValueError:
-        return text
-
-
-def _parsed(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 # -- What `--app` names: the engine of a service, and the worker that its code may have declared ---

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 import click
 
+from milepost.cli.commands import FAILED, OK, Invocation, app_option, command
 from milepost.cli.logs import logging_runs, prints_aside
-from milepost.cli.places import FAILED, OK, Invocation, app_option, command, read_duration, read_pause
-from milepost.cli.targets import App, Works, loaded, read_pairs
+from milepost.cli.targets import App, Works, loaded
 from milepost.cli.text import print_table, to_json
+from milepost.cli.values import read_duration, read_pairs, read_pause
 from milepost.engine.worker import Host, Worker
 from milepost.errors import RunNotFoundError
 from milepost.executor.flow import Flow
@@ -26,7 +27,7 @@ from milepost.model.info import RunInfo
 from milepost.options import Options
 from milepost.store import Store
 from milepost.verbs import Bound, Job, Verbs
-from milepost.views.status import info_document
+from milepost.views.rows import info_document
 from milepost.views.text import in_options, plural, short
 
 logger = logging.getLogger("milepost")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Generic, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Unpack
 
 from milepost.errors import MilepostError, StoreClosedError, StoreError, shown
 from milepost.executor.effects import Routine, ask
 from milepost.model.info import RunInfo
-from milepost.options import BulkFilters, RunFilters
 from milepost.store import RunRow, Store, check_moment, check_number
+
+if TYPE_CHECKING:
+    from milepost.options import BulkFilters, RunFilters
 
 PAGE = 1000
 """The number of runs that are listed at once."""

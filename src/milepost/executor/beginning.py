@@ -8,15 +8,14 @@ same values. The owner record of the call that reads it holds both the input and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from milepost.errors import CheckpointCorruptError, DeserializeStateError, SerializeStateError, StateTypeError
+from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
 from milepost.executor.flow import Flow
 from milepost.executor.run import Run
-from milepost.model.beginning import completed, completed_by, is_incomplete
+from milepost.model.beginning import completed, completed_by, is_incomplete, is_unread
 from milepost.model.failure import place
-from milepost.model.record import START, Record
+from milepost.model.record import Record
 from milepost.store import RunSnapshot
 
 
@@ -79,14 +78,6 @@ def read_input(run: Run, start: Record) -> Completion:
         raise error from exc
 
 
-def is_unread(latest: RunSnapshot) -> bool:
-    """Return whether a run was started by name, and no owner with the flow's code has read its input yet."""
-    point = latest.point
-    with suppress(CheckpointCorruptError):
-        return point is not None and point.kind == START and is_incomplete(completed_by(point, latest.tail).fields())
-    return False
-
-
 def is_misfit(error: BaseException, latest: RunSnapshot) -> bool:
     """Return whether `error` says that the input of a run that was started by name does not fit its flow."""
-    return type(error) is DeserializeStateError and is_unread(latest)
+    return type(error) is DeserializeStateError and is_unread(latest.point, latest.tail)

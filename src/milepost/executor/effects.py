@@ -248,3 +248,20 @@ def ask(store: Store, method: str, *args: Any, **kwargs: Any) -> Routine[Any]:
             store=store.place,
             op=method,
         ) from exc
+
+
+def do_asks(routine: Routine[T]) -> T:
+    """Run a routine that does nothing but ask stores, and return its value. It needs no driver."""
+    try:
+        effect = next(routine)
+        while True:
+            assert isinstance(effect, Ask)
+            try:
+                answer = getattr(effect.store, effect.method)(*effect.args, **effect.kwargs)
+            except Exception as exc:
+                effect = routine.throw(exc)
+            else:
+                effect = routine.send(answer)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value

@@ -30,7 +30,7 @@ from milepost.errors import (
     StoreError,
 )
 from milepost.executor import journal
-from milepost.executor.beginning import Completion, is_misfit, is_unread
+from milepost.executor.beginning import Completion, is_misfit
 from milepost.executor.checks import (
     Amendment,
     ResumeRequest,
@@ -45,7 +45,7 @@ from milepost.executor.flow import GraphFlow, Part, StateCodec, Whole
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_values import StepRecord
 from milepost.executor.run import Run
-from milepost.model.beginning import BEGIN
+from milepost.model.beginning import BEGIN, is_unread
 from milepost.model.failure import describe, first_line, message_of, place
 from milepost.model.ranges import Ranges
 from milepost.model.record import CONTINUE, FINISH, OWNER, Record, format_time, make_record
@@ -435,7 +435,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         run.journal.sequence = latest.newest
         run.claims = sum(record.kind == OWNER for record in latest.tail)
         is_ending = _is_ending(run, latest.row)
-        if is_ending and (not run.is_replayed or is_unread(latest)):
+        if is_ending and (not run.is_replayed or is_unread(latest.point, latest.tail)):
             return (yield from run.hold(run.end(None, latest.row), None))
         request = ResumeRequest()
         examined = yield from run.find(request, latest)

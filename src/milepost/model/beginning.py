@@ -65,6 +65,16 @@ def completed_by(start: Record, records: Iterable[Record]) -> Record:
     return start
 
 
+def is_unread(point: Record | None, tail: Iterable[Record]) -> bool:
+    """Return whether a run was started by name, and no owner with the flow's code has read its input yet.
+
+    `point` is the record from which the run goes on; `tail` are the records after it.
+    """
+    with suppress(CheckpointCorruptError):
+        return point is not None and point.kind == START and is_incomplete(completed_by(point, tail).fields())
+    return False
+
+
 def start_in(found: tuple[Record, ...], check: Callable[[Record], object] | None = None) -> Record | None:
     """Return the start record that `find_start` found, completed if it was; call `check` with each record of it."""
     if check is not None:

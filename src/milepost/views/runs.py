@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from milepost.drivers import SyncDriver
 from milepost.engine.matching import walk
 from milepost.errors import DeserializeStateError, RunNotFoundError, StoreError
-from milepost.executor.effects import Routine
-from milepost.model.ids import SYSTEM
+from milepost.executor.effects import Routine, do_asks
 from milepost.model.info import RunInfo
-from milepost.options import BulkFilters
-from milepost.store import Store
-from milepost.views.status import info_document, next_places, why_it_stands
+from milepost.views.rows import info_document, places_at_rest, why_it_stands
+
+if TYPE_CHECKING:
+    from milepost.options import BulkFilters
+    from milepost.store import Store
 
 STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead")
 
@@ -28,12 +28,16 @@ def find_runs(
         yield from ()
         found.append(info)
 
-    stopped = SyncDriver(SYSTEM).run(walk(store, visit, otherwise, **filters))
+    stopped = do_asks(walk(store, visit, otherwise, **filters))
     return found, stopped
 
 
 def places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:
     """Return where a run goes on; nothing of one that was deleted meanwhile, or can't be read."""
+    if (places := places_at_rest(info)) is not None:
+        return places
+    from milepost.views.status import next_places  # the reader of journals, which runs at rest do not need
+
     try:
         return next_places(store, info)
     except (StoreError, RunNotFoundError, DeserializeStateError):

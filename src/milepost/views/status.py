@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from milepost.errors import DeserializeStateError
-from milepost.executor.beginning import is_unread
 from milepost.executor.history_reader import position_after
 from milepost.graph.status import RunStatus, Visit, read_status
-from milepost.model.beginning import completed_by, is_incomplete
+from milepost.model.beginning import completed_by, is_incomplete, is_unread
 from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (
-    END,
     FINISH,
     OWNER,
     REPLY,
@@ -25,20 +22,17 @@ from milepost.model.record import (
     parse_time,
 )
 from milepost.model.tracebacks import error_place
-from milepost.store import GOES_ON, RunSnapshot, Store
+from milepost.store import RunSnapshot, Store
 from milepost.views.journal import actor_of, is_workflow, records_of
+from milepost.views.rows import awaited_places, places_at_rest, shown_places, why_it_stands
 from milepost.views.text import (
     ago,
     duration,
     elapsed,
-    in_options,
-    iso,
     json_text,
     plural,
     short,
-    signal_command,
     size,
-    wait_document,
 )
 from milepost.views.tree import Tree, TreeStep, following, graph_rows, rows_of, status_document, tree_of
 
@@ -82,24 +76,12 @@ LONG = 1000
 
 def next_places(store: Store, info: RunInfo) -> tuple[str | None, ...]:
     """Return where a run goes on, as `RunView.places` does; for a long run only the one place that its newest records name."""
-    if info.status in {"finished", "waiting"}:
-        return _places(info, (info.next_node,))
+    if (places := places_at_rest(info)) is not None:
+        return places
     latest = store.latest(info.run_id)
     if latest.newest >= LONG:
         return (next_node(latest),)
     return view_run(latest, records_of(store, info.run_id), store.place, is_workflow(store, info.run_id)).places
-
-
-def _places(info: RunInfo, following: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    """Return the places where a run waits or, if it does not wait, where it goes on."""
-    if info.status == "waiting" and info.waiting_for:
-        return tuple(wait.wait_id.rpartition("#")[0] for wait in info.waiting_for)
-    return following
-
-
-def shown_places(places: Iterable[str | None]) -> str:
-    """Return the names of the places where a run goes on, for people."""
-    return short(", ".join(map(shown_next, places)), 160)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +103,15 @@ class RunView:
     @property
     def places(self) -> tuple[str | None, ...]:
         """The nodes or steps where the run waits or, if it does not wait, where it goes on."""
-        return _places(self.latest.row.info, self.following)
+        return awaited_places(self.latest.row.info, self.following)
 
     @property
     def why(self) -> str:
         """One sentence that says why the run stands still, or who executes it, and what to do."""
         info = self.latest.row.info
         told = why_it_stands(info, *self.following)
-        if info.status == "ready" and info.wake_at is None and self.latest.newest == 0 and is_unread(self.latest):
+        is_new = info.status == "ready" and info.wake_at is None and self.latest.newest == 0
+        if is_new and is_unread(self.latest.point, self.latest.tail):
             return f"{told}; it was started by name, and no worker knows flow {info.flow!r} so far"
         return told
 
@@ -242,80 +225,6 @@ def _row(step: TreeStep | Visit | None, name: str, remark: str, *, has_marks: bo
     is_marked = isinstance(step, TreeStep) and step.is_marked
     mark = [("marked" if is_marked else "")] if has_marks else []
     return (name, kind, step.status, step.attempts or "", took, *mark, remark)
-
-
-_PLACES = 4
-"""The number of places that are named after the first."""
-
-
-def info_document(info: RunInfo) -> dict[str, Any]:
-    """Return the row of a run as JSON."""
-    return {
-        "run_id": info.run_id,
-        "flow": info.flow,
-        "status": info.status,
-        "reason": info.reason,
-        "degraded": info.degraded,
-        "missed": list(info.missed),
-        "created_at": iso(info.created_at),
-        "updated_at": iso(info.updated_at),
-        "sequence": info.sequence,
-        "next_node": info.next_node,
-        "size": info.size,
-        "owner": info.owner,
-        "lease_until": iso(info.lease_until),
-        "wake_at": iso(info.wake_at),
-        "waiting_for": [wait_document(wait) for wait in info.waiting_for],
-        "crash_count": info.crash_count,
-        **({} if info.blocked_by is None else {"blocked_by": info.blocked_by}),
-        "tags": dict(info.tags),
-        **({} if info.fingerprint is None else {"fingerprint": info.fingerprint}),
-        **({} if info.error is None else {"error": dataclasses.asdict(info.error)}),
-    }
-
-
-def why_it_stands(info: RunInfo, following: str | None, *others: str | None) -> str:
-    """Return one sentence that says why the run stands still, or who executes it, and what to do.
-
-    `following` is the node where it goes on; None: its router has not answered yet; "": unknown. `others` are the nodes
-    where other branches go on.
-    """
-    reason = in_options(info.reason) or f"it is {info.status}"
-    places = ", ".join(map(repr, (following, *others[:_PLACES])))
-    more = f" and {len(others) - _PLACES} more" if len(others) > _PLACES else ""
-    where = {None: " with its router", END: " at its end", "": ""}.get(following, f" at {places}{more}")
-    resume = f"milepost resume {info.run_id} [TARGET]"
-    match info.status:
-        case "finished":
-            return "it has finished"
-        case "running":
-            return reason
-        case "dead":
-            return f"{reason}; {resume} goes on{where}"
-        case "ready":
-            return f"{reason}; milepost worker or {resume} goes on{where}"
-        case "waiting":
-            waits = info.waiting_for
-            sends = "; ".join(
-                f"{signal_command(info.run_id, wait, waits)} sends it" for wait in waits if wait.signal is not None
-            )
-            return f"{reason}; {sends}" if sends else reason
-        case "failed":
-            failed = f"it failed: {reason}" if info.reason else "it failed"
-            again = f"{resume}, or milepost retry for fresh attempts, goes on{where}"
-            return failed if "resume" in info.reason else f"{failed}; {again}"
-        case "interrupted":
-            return f"it was interrupted{f' ({reason})' if info.reason else ''}: {resume} goes on{where}"
-        case _:
-            stands = f"it is {info.status}{f' ({reason})' if info.reason else ''}"
-            if info.blocked_by in GOES_ON:
-                return f"{stands}: mend the cause, then {resume} goes on{where}"
-            return f"{stands}: {resume} --reopen goes on{where}"
-
-
-def shown_next(node_id: str | None) -> str:
-    """Return the name of the node where a run goes on, for people."""
-    return "(end)" if node_id == END else node_id or ""
 
 
 def next_node(latest: RunSnapshot) -> str | None:

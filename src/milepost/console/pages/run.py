@@ -9,7 +9,8 @@ from milepost.console.site import Asked, Site
 from milepost.graph.status import RunStatus
 from milepost.views.graph import graph_document
 from milepost.views.journal import is_workflow, read_entries, records_of
-from milepost.views.status import info_document, view_run
+from milepost.views.rows import info_document
+from milepost.views.status import view_run
 
 
 def show_run(site: Site, asked: Asked) -> Page:

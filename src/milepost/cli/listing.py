@@ -1,0 +1,128 @@
+"""The command that lists: runs; and the options that say which runs are meant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from milepost.cli.commands import NOT_FOUND, OK, Invocation, command
+from milepost.cli.places import is_postgres, open_each, url_of
+from milepost.cli.text import print_table, to_json
+from milepost.cli.values import read_pairs, read_time
+from milepost.engine.matching import MOST_ERRORS
+from milepost.errors import RunNotFoundError
+from milepost.model.info import RunInfo
+from milepost.views.rows import shown_places
+from milepost.views.runs import STATUSES, find_runs, listed_document, places_of
+from milepost.views.text import ago, clean, in_options, short
+
+if TYPE_CHECKING:
+    from milepost.options import BulkFilters
+    from milepost.store import Store
+
+
+FILTERS = (
+    click.option("--flow", metavar="NAME", help="Only runs of this flow."),
+    click.option("--status", multiple=True, type=click.Choice(STATUSES), metavar="STATUS",
+                 help=f"Only runs of this status: {', '.join(STATUSES)}. Repeatable."),
+    click.option("--error", "error_type", metavar="TYPE", help="Only runs that failed with this error, such as TypeError."),
+    click.option("--error-node", metavar="NODE", help="Only runs that failed at this node or step."),
+    click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. Repeatable."),
+    click.option("--prefix", "run_id_prefix", metavar="TEXT", help="Only runs whose ids begin with this."),
+    click.option("--created-after", metavar="TIME", help="Only runs that were created after this time, such as "
+                 "2026-12-24T18:00:00Z."),
+    click.option("--created-before", metavar="TIME", help="Only runs that were created before this time."),
+    click.option("--after", metavar="RUN", help="Go on after this run, the last one of the page before."),
+)  # fmt: skip
+"""The options that say which runs are meant; `read_filters` reads them."""
+
+
+def read_filters(given: Mapping[str, Any]) -> BulkFilters:
+    """Return what the options in `FILTERS` say, without those that were left out."""
+    filters: dict[str, Any] = {name: value for name, value in given.items() if value not in {None, ()}}
+    if "tags" in filters:
+        filters["tags"] = read_pairs(filters["tags"], "--tag")
+    for name in ("created_after", "created_before"):
+        if name in filters:
+            filters[name] = read_time(filters[name], "--" + name.replace("_", "-"))
+    return cast("BulkFilters", filters)
+
+
+@command(
+    "runs",
+    *FILTERS,
+    click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show."),
+)
+def runs(invocation: Invocation, limit: int, **given: Any) -> int:
+    """List runs, newest first. Exit code 3 if there is no store yet."""
+    filters = read_filters(given)
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(store) for store in open_each(invocation)]
+        found, stopped = _newest(stores, limit + 1, filters)
+        by_place = {store.place: store for store in stores}
+        places = [places_of(by_place[place], info) for place, info in found[:limit]]
+    page = found[:limit]
+    onwards = page[-1][1].run_id if len(found) > limit else stopped
+    code = OK if stores else NOT_FOUND
+    if invocation.is_json:
+        shown = [{**listed_document(info, at), "store": place} for (place, info), at in zip(page, places, strict=True)]
+        print(to_json({"runs": shown, "after": onwards}))
+        return code
+    if page:
+        columns = [
+            "run", "flow", "status", "next", "records", "updated", "why", *(["store"] if len(stores) > 1 else []),
+        ]  # fmt: skip
+        rows = [(*_run_row(info, at), place)[: len(columns)] for (place, info), at in zip(page, places, strict=True)]
+        print_table(columns, rows, is_cut=True)
+    else:
+        url = url_of(invocation)
+        # A URL of a server may have a password in it.
+        where = stores[0].place if is_postgres(url) else url
+        print("no runs match" if filters else f"no runs yet in {where}: try milepost demo")
+    if onwards is not None:
+        print(f"{stopping(stopped)}more: milepost runs --after {clean(onwards)}")
+    return code
+
+
+def stopping(stopped: str | None) -> str:
+    """Say that a filter on errors had compared as many runs as it may; "" if it had not."""
+    return "" if stopped is None else f"the errors of {MOST_ERRORS} runs were compared; "
+
+
+def _newest(stores: Sequence[Store], limit: int, filters: BulkFilters) -> tuple[list[tuple[str, RunInfo]], str | None]:
+    """Return the newest runs of all stores that match, each with its store's place, and where the search stopped."""
+    if len(stores) > 1 and "after" in filters:
+        filters = filters.copy()
+        ends = [_find(stores, str(filters.pop("after"))).created_at, *filter(None, [filters.get("created_before")])]
+        filters["created_before"] = min(ends)
+    runs: list[tuple[str, RunInfo]] = []
+    stopped: str | None = None
+    for store in stores:
+        found, at = find_runs(store, {**filters, "limit": limit})
+        runs += [(store.place, info) for info in found]
+        stopped = stopped or at
+    if len(stores) > 1:
+        runs.sort(key=lambda run: run[1].created_at, reverse=True)
+    return runs[:limit], stopped
+
+
+def _find(stores: Sequence[Store], run_id: str) -> RunInfo:
+    for store in stores[:-1]:
+        with contextlib.suppress(RunNotFoundError):
+            return store.get_run(run_id).info
+    return stores[-1].get_run(run_id).info
+
+
+def _run_row(info: RunInfo, places: tuple[str | None, ...]) -> tuple[object, ...]:
+    return (
+        info.run_id,
+        info.flow,
+        info.status,
+        shown_places(places),
+        info.sequence + 1,
+        ago(info.updated_at),
+        short(in_options(info.reason.replace(f" of run {info.run_id!r}", "")), 60),
+    )
