@@ -5,31 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from console_runs import adding, new_engine
 from starlette.testclient import TestClient
 
-from milepost import Engine, Graph, MemoryStore
+from milepost import Engine
 from milepost.console import console
-from milepost.errors import NodeError
+
+RUNS = ("done", "failed", "wait", "rolled", "fork", "ready", "a%2Fb%20%3F%23")
+PAGES = [
+    *(
+        "/",
+        "/runs",
+        "/runs?status=failed&flow=orders",
+        "/waits",
+        "/workers",
+        "/flows",
+        "/flows/orders",
+        "/flows/asking",
+    ),
+    *("/store", "/store?stats=1", "/bulk?what=requeue&status=failed", "/bulk?what=cancel&id=wait"),
+    *(f"/runs/{run_id}{page}" for run_id in RUNS for page in ("", "/at/0", "/fork", "/cancel", "/delete", "?before=2")),
+    *(
+        "/runs/failed/at/1",
+        "/runs/failed/at/1?against=input",
+        "/runs/failed/at/2",
+        "/runs/failed/plan",
+        "/runs/done/plan",
+    ),
+    *("/runs/fork/at/2", "/runs/done/fork?node=add&visit=1"),
+]
 
 
-def add(state: dict) -> dict:
-    return {**state, "n": state.get("n", 0) + 1}
-
-
-def fail(state: dict) -> dict:
-    raise ValueError("no price <b>for</b> it")
-
-
-adding = Graph(dict).add_node("add", add).set_entry("add").add_edge("add", "__end__").compile("adding")
-failing = (
-    Graph(dict).add_node("add", add).add_node("fail", fail).set_entry("add").add_edge("add", "fail")
-    .add_edge("fail", "__end__").compile("failing")
-)  # fmt: skip
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with MemoryStore() as store, Engine(store, flows=[adding, failing]) as engine:
+    with new_engine() as engine:
         yield engine
 
 
@@ -38,35 +47,83 @@ def client(engine: Engine) -> TestClient:
     return TestClient(console(engine), base_url="http://localhost")
 
 
-def test_the_list_has_a_link_to_each_run(engine: Engine, client: TestClient):
-    engine.run(adding, {}, run_id="shop/1 ?#")
-    page = client.get("/runs")
-    assert 200 == page.status_code
-    assert 'href="/runs/shop%2F1%20%3F%23"' in page.text
-    assert ["shop/1 ?#"] == [run["run_id"] for run in client.get("/runs.json").json()["runs"]]
-    assert "shop/1 ?#" == client.get("/runs/shop%2F1%20%3F%23?format=json").json()["run"]["run_id"]
+@pytest.fixture
+def writer(engine: Engine) -> TestClient:
+    return TestClient(console(engine, user=lambda request: "ada", write=True), base_url="http://localhost")
 
 
-def test_the_page_of_a_run_that_failed_shows_its_error_and_escapes_it(engine: Engine, client: TestClient):
-    with pytest.raises(NodeError):
-        engine.run(failing, {}, run_id="r-1")
-    page = client.get("/runs/r-1")
-    assert "ValueError: no price &lt;b&gt;for&lt;/b&gt; it" in page.text
-    values = client.get("/runs/r-1", headers={"accept": "application/json"}).json()
-    assert ("ValueError", "fail") == (values["error"]["error_type"], values["error"]["node_id"])
+def test_every_page_can_be_shown(client: TestClient, writer: TestClient):
+    for path in PAGES:
+        for one in (client, writer):
+            page = one.get(path)
+            assert 200 == page.status_code, (path, page.text)
+            assert 1 == page.text.count("<h1>"), path
+            values = one.get(path, headers={"accept": "application/json"})
+            assert "application/json" == values.headers["content-type"]
+            assert isinstance(values.json(), dict)
+
+
+def test_a_page_that_only_shows_has_no_button_that_acts(client: TestClient, writer: TestClient):
+    for path in PAGES:
+        assert '<form method="post"' not in client.get(path).text
+    assert '<form method="post" action="/runs/failed/retry">' in writer.get("/runs/failed").text
+
+
+def test_the_list_has_a_link_to_each_run(client: TestClient):
+    assert 'href="/runs/a%2Fb%20%3F%23"' in client.get("/runs").text
+    assert "a/b ?#" in [run["run_id"] for run in client.get("/runs.json").json()["runs"]]
+    assert "a/b ?#" == client.get("/runs/a%2Fb%20%3F%23?format=json").json()["run"]["run_id"]
+
+
+def test_the_page_of_a_run_that_failed_shows_its_error_and_escapes_it(client: TestClient):
+    assert "ValueError: no price &lt;b&gt;for&lt;/b&gt; it" in client.get("/runs/failed").text
+    values = client.get("/runs/failed?format=json").json()
+    assert ("ValueError", "price", 1) == tuple(values["error"][name] for name in ("error_type", "node_id", "before"))
     assert ["done", "failed"] == [node["status"] for node in values["graph"]["nodes"]]
+    assert ["retry", "fork", "delete"] == [button["action"] for button in values["buttons"]]
+
+
+def test_a_checkpoint_shows_what_changed(client: TestClient):
+    values = client.get("/runs/failed/at/1?format=json").json()
+    assert [{"sign": "+", "text": "/n  1"}] == values["changes"]
+    assert {"card": "4111", "n": 1} == values["state"]
+    download = client.get("/runs/failed/at/1?download=1")
+    assert 'attachment; filename="record-1.json"' == download.headers["content-disposition"]
+    assert download.headers["content-type"].startswith("text/plain")
+    assert {"card": "4111", "n": 1} == download.json()
 
 
 def test_a_part_that_has_not_changed_is_204(engine: Engine, client: TestClient):
-    engine.run(adding, {}, run_id="r-1")
     mark = client.get("/runs").text.partition('data-mark="')[2][:16]
     assert 204 == client.get(f"/runs?part=live&mark={mark}").status_code
-    engine.run(adding, {}, run_id="r-2")
+    engine.run(adding, {}, run_id="another")
     part = client.get(f"/runs?part=live&mark={mark}")
     assert part.text.startswith("<section")
-    assert "r-2" in part.text
+    assert "another" in part.text
 
 
-def test_a_run_that_is_not_there_is_404(client: TestClient):
-    assert 404 == client.get("/runs/nowhere").status_code
-    assert 404 == client.get("/nothing/of/this").status_code
+def test_a_run_that_is_not_there_is_404_and_near_ids_are_shown(client: TestClient):
+    page = client.get("/runs/fail")
+    assert 404 == page.status_code
+    assert 'href="/runs/failed"' in page.text
+    for path in (
+        "/nothing/of/this",
+        "/runs/done/at/99",
+        "/runs/done/at/x",
+        "/flows/none",
+        "/runs/%ff",
+        "/static/x/y.js",
+    ):
+        assert 404 == client.get(path).status_code, path
+
+
+@pytest.mark.parametrize("query", ["status=odd", "tag=x", "created_after=soon", "flow=a&flow=b", "tag=%ff"])
+def test_a_filter_that_makes_no_sense_is_400(client: TestClient, query: str):
+    assert 400 == client.get(f"/runs?{query}").status_code
+
+
+def test_the_first_page_groups_failures(client: TestClient):
+    groups = client.get("/?format=json").json()["failures"]
+    assert ("orders", "price", "ValueError", 1) in [
+        (group["flow"], group["node_id"], group["error_type"], group["count"]) for group in groups
+    ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 from urllib.parse import quote
@@ -15,13 +15,17 @@ from starlette.types import Receive, Scope, Send
 
 from milepost.adapters.user_stores import AnyStore
 from milepost.console import answers, guard
-from milepost.console.pages import HANDLERS
+from milepost.console.actions import ACTIONS
+from milepost.console.bulk import find_batch, perform_batch
+from milepost.console.handling import acted, downloaded, shown
 from milepost.console.problems import Problem
-from milepost.console.routes import PAGES, Place, find_place, link, segments_of
+from milepost.console.routes import DEEDS, PAGES, Place, find_place, link, segments_of
 from milepost.console.site import Asked, Site, User, Write, parse_fields
+from milepost.console.veil import Veil
 from milepost.engine.engine import Engine
-from milepost.errors import MilepostError, OptionError, RunNotFoundError, StoreError, shown
-from milepost.views.text import clean
+from milepost.errors import OptionError
+from milepost.errors import shown as shown_value
+from milepost.model.ids import new_nonce
 
 NAVIGATION = (
     ("home", "Needs a person", ()),
@@ -71,13 +75,13 @@ def _site(
     """Check the options of a console."""
     if base_path is not None and (not base_path.startswith("/") or base_path.endswith("/")):
         raise OptionError(
-            f"base_path begins with / and does not end with it, unlike {shown(base_path)}", option="base_path"
+            f"base_path begins with / and does not end with it, unlike {shown_value(base_path)}", option="base_path"
         )
     if not isinstance(write, bool) and not callable(write):
         raise OptionError(
-            f"write is False, True or a function of (user, action, run_id), not {shown(write)}", option="write"
+            f"write is False, True or a function of (user, action, run_id), not {shown_value(write)}", option="write"
         )
-    return Site(engine, user, write, base_path, tuple(hide), hide_errors)
+    return Site(engine, user, write, base_path, Veil(hide, errors=hide_errors))
 
 
 class Console:
@@ -119,16 +123,62 @@ class Console:
             if (entered := self._enter(request, base)) is not None:
                 return entered
             asked = Asked(query=parse_fields(request.url.query), user=await self._user_of(request), base=base)
-            place = find_place(segments, PAGES)
+            is_page = request.method in guard.SAFE
+            place = find_place(segments, PAGES if is_page else DEEDS)
+            if place is None and find_place(segments, DEEDS if is_page else PAGES) is not None:
+                raise Problem(405, "Not so", "this address only shows" if not is_page else "this address only acts")
             if place is None:
                 raise _no_page(is_raw)
-            if request.method not in guard.SAFE:
-                raise Problem(405, "No action", "this address shows, and does nothing")
-            asked = Asked(place.ids, asked.query, asked.form, asked.user, base)
-            page = await run_in_threadpool(_shown, self._site, place, asked)
+            asked = replace(asked, ids=place.ids)
+            if place.name == "record" and asked.text("download"):
+                return answers.download(*await run_in_threadpool(downloaded, self._site, asked))
+            if is_page:
+                page = await run_in_threadpool(shown, self._site, place.name, asked)
+            else:
+                done = await self._act(request, place.name, asked)
+                if not isinstance(done, answers.Page):
+                    return self._went_well(request, place.name, done, asked)
+                page = done
         except Problem as problem:
             page = _page_of(problem)
         return self._drawn(request, page, place, asked)
+
+    async def _act(self, request: Request, name: str, asked: Asked) -> str | answers.Page:
+        """Do an action. Return the run to look at then, or a page that says what was done or refused."""
+        if self._site.is_read_only:
+            raise Problem(403, "Read-only", "this console only shows: start it with --write, or give it write=")
+        body = await guard.read_form(request)
+        try:
+            asked = replace(asked, query={}, form=parse_fields(body.decode()))
+        except UnicodeDecodeError as exc:
+            raise Problem(400, "Wrong form", "what was sent is no UTF-8") from exc
+        if name == "bulk":
+            return await self._act_on_many(asked)
+        action = ACTIONS[name]
+        for asked_about in action.names(asked):
+            if not await self._may(asked.user, asked_about, asked.ids[0]):
+                raise Problem(403, "Not allowed", f"{asked.user} may not {asked_about} run {asked.ids[0]!r}")
+        return await run_in_threadpool(acted, self._site, name, asked)
+
+    async def _act_on_many(self, asked: Asked) -> answers.Page:
+        batch = await run_in_threadpool(find_batch, self._site, asked)
+        for info in batch.runs:
+            if not await self._may(asked.user, batch.action, info.run_id):
+                batch.refused[info.run_id] = f"{asked.user} may not {batch.action} it"
+        return await run_in_threadpool(perform_batch, self._site, asked, batch)
+
+    async def _may(self, user: str | None, action: str, run_id: str) -> bool:
+        write = self._site.write
+        return write if isinstance(write, bool) else await _awaited(write(user, action, run_id)) is True
+
+    def _went_well(self, request: Request, name: str, run_id: str, asked: Asked) -> Response:
+        """Lead to the run that was acted on, or to the list if it is gone."""
+        where = link(asked.base, "runs", *([run_id] if run_id else []))
+        if wants_json(request):
+            return Response(
+                answers.to_json({"done": name, "run_id": run_id or asked.ids[0]}), media_type="application/json"
+            )
+        return RedirectResponse(where, 303)
 
     def _enter(self, request: Request, base: str) -> Response | None:
         """Let somebody in by the token of an address; None: he is in already. Raises `Problem` for anybody else."""
@@ -184,6 +234,7 @@ class Console:
             "query": {name: values for name, values in asked.query.items() if name not in {"part", "mark", "format"}},
             "store": {"place": self._site.store.place if asked.user is not None or self._is_open(page) else ""},
             "user": asked.user,
+            "new_id": new_nonce(),
             "is_read_only": self._site.is_read_only,
         }
         text = answers.render(page, around, part=part)
@@ -207,23 +258,11 @@ def wants_json(request: Request) -> bool:
     return "application/json" in accept and "text/html" not in accept
 
 
-def _shown(site: Site, place: Place, asked: Asked) -> answers.Page:
-    """Make a page. It reads the store, so it runs in a thread. Errors of the store become pages too."""
-    try:
-        return HANDLERS[place.name](site, asked)
-    except RunNotFoundError as exc:
-        raise Problem(
-            404, "No such run", f"there is no run {exc.run_id!r} in {site.store.place}", run_id=exc.run_id
-        ) from exc
-    except StoreError as exc:
-        logging.getLogger("milepost").warning("the console can't read its store: %s", exc)
-        raise Problem(503, "The store does not answer", clean(exc)) from exc
-    except MilepostError as exc:
-        raise Problem(409, "It can't be shown", clean(exc)) from exc
+_NOTHING_MORE: Mapping[str, Any] = {"run_id": "", "near": [], "is_temporary": False}
 
 
 def _page_of(problem: Problem) -> answers.Page:
-    values = {"status": problem.status, "title": problem.title, "text": problem.text, **problem.more}
+    values = {"status": problem.status, "title": problem.title, "text": problem.text, **_NOTHING_MORE, **problem.more}
     return answers.Page("problem.html", problem.title, values, problem.status)
 
 

@@ -1,7 +1,8 @@
-"""The error that the console answers instead of a page."""
+"""The errors that the console answers instead of a page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -14,3 +15,11 @@ class Problem(Exception):
     def __init__(self, status: int, title: str, text: str, **more: Any) -> None:
         super().__init__(text)
         self.status, self.title, self.text, self.more = status, title, text, more
+
+
+class AnswerRefusedError(Exception):
+    """An answer that the run would not take: the wait, the reason, and the inputs whose text is wrong, by name."""
+
+    def __init__(self, wait_id: str, text: str, errors: Mapping[str, str]) -> None:
+        super().__init__(text)
+        self.wait_id, self.text, self.errors = wait_id, text, errors

@@ -19,6 +19,12 @@ PAGES: Mapping[tuple[str, ...], str] = {
     (): "home",
     ("runs",): "runs",
     ("runs", ID): "run",
+    ("runs", ID, "at", ID): "record",
+    ("runs", ID, "fork"): "fork",
+    ("runs", ID, "plan"): "plan",
+    ("runs", ID, "cancel"): "confirm-cancel",
+    ("runs", ID, "delete"): "confirm-delete",
+    ("bulk",): "confirm-bulk",
     ("waits",): "waits",
     ("workers",): "workers",
     ("flows",): "flows",
@@ -26,6 +32,11 @@ PAGES: Mapping[tuple[str, ...], str] = {
     ("store",): "store",
 }
 """The page at each path."""
+DEEDS: Mapping[tuple[str, ...], str] = {
+    **{("runs", ID, name): name for name in ("retry", "requeue", "reopen", "cancel", "answer", "fork", "delete")},
+    ("bulk",): "bulk",
+}
+"""The action at each path, for POST."""
 
 
 class Place(NamedTuple):

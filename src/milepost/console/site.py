@@ -10,7 +10,10 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 
 from milepost.console.problems import Problem
+from milepost.console.veil import Veil
 from milepost.engine.engine import Engine
+from milepost.errors import RunNotFoundError
+from milepost.model.info import RunInfo
 from milepost.store import Store
 
 User = Callable[[Request], "str | Awaitable[str | None] | None"]
@@ -25,13 +28,21 @@ class Site:
     user: User | None = None
     write: Write | bool = False
     base_path: str | None = None
-    hide: tuple[str, ...] = ()
-    hide_errors: bool = False
+    veil: Veil = field(default_factory=Veil)
+    store_words: tuple[str, ...] = ()
+    """The option that names the store in commands that are shown."""
 
     @property
     def store(self) -> Store:
         """The store whose runs are shown."""
         return self.engine.store
+
+    def find(self, run_id: str) -> RunInfo | None:
+        """Return a run's row; None: there is no such run."""
+        try:
+            return self.store.get_run(run_id).info
+        except RunNotFoundError:
+            return None
 
     @property
     def is_read_only(self) -> bool:
@@ -49,9 +60,13 @@ class Asked:
     user: str | None = None
     base: str = ""
 
+    def all(self, name: str) -> list[str]:
+        """Return all values of the query or the form that are not empty."""
+        return [value for value in (*self.query.get(name, ()), *self.form.get(name, ())) if value]
+
     def text(self, name: str) -> str:
         """Return a value of the query or the form; "" if it was left out. Given twice it is a mistake."""
-        values = [value for value in (*self.query.get(name, ()), *self.form.get(name, ())) if value]
+        values = self.all(name)
         if len(values) > 1:
             raise Problem(400, "Wrong filter", f"{name} is given {len(values)} times: give it once")
         return values[0] if values else ""

@@ -340,6 +340,21 @@ class RunHandle(Generic[R]):
             self._gate.ask(action, self.run_id, flow.name)
         return job
 
+    def _forked(
+        self, node_id: str | None, visit: int | None, new_run_id: str, *, ready: bool, by: str | None
+    ) -> Routine[str]:
+        """Copy the run by its records alone, without the code of its flow."""
+        from milepost.graph.fork_run import fork  # few programs need it
+
+        info = yield from self._info()
+        for action in ("resume", *(["requeue"] if ready else [])):
+            self._gate.ask(action, self.run_id, info.flow)
+        return (
+            yield from fork(
+                self.store, self.run_id, new_run_id, into=self.store, node_id=node_id, visit=visit, ready=ready, by=by
+            )
+        )
+
     def _requeued(
         self,
         *,

@@ -12,7 +12,7 @@ from milepost.adapters.points import start_of
 from milepost.errors import CheckpointIntegrityError, DeserializeStateError
 from milepost.model.beginning import BEGIN
 from milepost.model.checkpoint import read_envelope
-from milepost.model.ranges import is_live
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
     CONTINUE,
@@ -102,10 +102,27 @@ def read_entries(store: Store, run_id: str) -> Iterator[JournalLine]:
     known = {info.sequence: info.timestamp for info in store.history(run_id)}
     live = store.get_run(run_id).live
     for record in records_of(store, run_id):
-        is_of_node = bool(record.node_id) and record.kind != OWNER
-        superseded = is_of_node and not is_live(record.sequence, live)
-        entry = _entry(record, superseded, known.get(record.sequence))
+        entry = _entry(record, _is_superseded(record, live), known.get(record.sequence))
         yield entry if record.kind != FAILURE else replace(entry, error=_error(store, run_id, record))
+
+
+def newest_entries(store: Store, run_id: str, *, before: int | None = None, limit: int = 200) -> list[JournalLine]:
+    """Return the newest records of a run as lines, the newest first: at most `limit`, and of those below `before`."""
+    live = store.get_run(run_id).live
+    return [
+        line_of(store, run_id, record, live) for record in store.read(run_id, before=before, newest=True, limit=limit)
+    ]
+
+
+def line_of(store: Store, run_id: str, record: Record, live: Ranges) -> JournalLine:
+    """Return one record as a line. `live` are the ranges of the run's row."""
+    is_believed = record.kind not in _BELIEVED or record.is_foreign
+    entry = _entry(record if is_believed else _proven(store, run_id, record), _is_superseded(record, live), None)
+    return entry if record.kind != FAILURE else replace(entry, error=_error(store, run_id, record))
+
+
+def _is_superseded(record: Record, live: Ranges) -> bool:
+    return bool(record.node_id) and record.kind != OWNER and not is_live(record.sequence, live)
 
 
 def _error(store: Store, run_id: str, record: Record) -> dict[str, Any] | None:

@@ -47,3 +47,14 @@ def places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:
 def listed_document(info: RunInfo, places: Sequence[str | None]) -> dict[str, Any]:
     """Return a run of a list as JSON: its row, and why it stands where it does."""
     return {**info_document(info), "why": why_it_stands(info, *places)}
+
+
+_NEAR = 1000
+
+
+def near_ids(store: Store, run_id: str, limit: int = 5) -> list[str]:
+    """Return ids of the newest 1000 runs that begin alike, or that contain what was asked for."""
+    wanted = run_id.lower()
+    known = [info.run_id for info in store.list_runs(limit=_NEAR)]
+    alike = [name for name in known if name.lower().startswith(wanted) or wanted.startswith(name.lower())]
+    return [*dict.fromkeys([*alike, *(name for name in known if wanted in name.lower())])][:limit]

@@ -48,6 +48,22 @@ def view_run(
     return RunView(latest, place, content, error, actions)
 
 
+def recent_records(store: Store, run_id: str, latest: RunSnapshot) -> Iterator[Record]:
+    """Yield the records that show where a run stands: all of a short run.
+
+    Of a long one these are its start, the newest visits of up to 150 nodes, and its newest records, in order.
+    """
+    if latest.newest < LONG:
+        yield from records_of(store, run_id, latest.newest)
+        return
+    newest = store.read(run_id, before=latest.newest + 1, newest=True, limit=LONG)[::-1]
+    first = newest[0].sequence if newest else 0
+    older = [info.sequence for info in store.list(run_id) if info.sequence < first]
+    for sequence in sorted({0, *older[-_MOST_NODES:]}):
+        yield from store.read(run_id, after=sequence - 1, before=min(sequence + 1, first))
+    yield from newest
+
+
 class Action(NamedTuple):
     """An act upon a run, and the one who did it, as the caller said."""
 
@@ -71,7 +87,8 @@ def _noting(records: Iterable[Record], actions: list[Action]) -> Iterator[Record
 
 
 LONG = 1000
-"""The number of records from which on a list of runs does not read all records of a run."""
+"""The number of records from which on not all records of a run are read to show where it stands."""
+_MOST_NODES = 150
 
 
 def next_places(store: Store, info: RunInfo) -> tuple[str | None, ...]:

@@ -2,46 +2,251 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from milepost.console.answers import Page
+from milepost.console.buttons import buttons_of
+from milepost.console.forms import inputs_of
+from milepost.console.problems import AnswerRefusedError
 from milepost.console.site import Asked, Site
+from milepost.console.veil import missing_key
+from milepost.errors import DeserializeStateError
 from milepost.graph.status import RunStatus
+from milepost.model.info import RunInfo, Wait
+from milepost.model.record import CHECKPOINT, FORKED_FROM, Record
+from milepost.model.tracebacks import error_place, fold_frames
+from milepost.store import ENDED, RunRow, RunSnapshot
 from milepost.views.graph import graph_document
-from milepost.views.journal import is_workflow, read_entries, records_of
+from milepost.views.journal import is_workflow, newest_entries
 from milepost.views.rows import info_document
-from milepost.views.status import view_run
+from milepost.views.states import StateMissingError, newest_state
+from milepost.views.status import LONG, RunView, recent_records, view_run
+from milepost.views.text import iso, utc
+from milepost.views.timeline import read_timeline
+
+HISTORY = 200
+_LARGEST_STATE = 2 * 1024 * 1024
+"""Bytes of the largest state that a page shows; a larger one is for download."""
+_LARGEST_COMPARED = 32 * 1024
 
 
-def show_run(site: Site, asked: Asked) -> Page:
+def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = None, status: int = 200) -> Page:
     """Show one run.
 
-    `run` is its row; `why` one sentence; `error` (`error_type`, `message`, `node_id`, `traceback`) or None; `graph` what
-    `views.graph.picture_document` gives, or None; `table` (`columns`, and `rows` with `status` and `cells`) the tree of
-    its visits or steps; `history.records` its records, newest first.
+    * `run`: its row, without its error. `why`: one sentence. `next`: what happens by itself, sentences. `locked`: which
+      key is missing to show texts, or None. `is_long`: only the newest records were read.
+    * `buttons`: see `buttons_of`. `reasons`: why it does not move, each with `text` and `remedy`; [] while it moves.
+    * `error`: None, or `error_type`, `message`, `node_id`, `place`, `traceback`, `folded` (the traceback without the frames
+      of libraries) and `before` (the record of the state before the node; None: the input).
+    * `waits`: each with `wait_id`, `signal`, `prompt`, `since`, `wake_at`, `refused` (`text`, `time`, `by`) or None, `form`
+      (inputs as `forms.Input`; None: it can't be answered here), `error` (of the answer that was just refused, or "") and
+      `given` (the JSON that was typed, or "").
+    * `graph`: what `views.graph.picture_document` gives, or None. `table`: `columns`, and `rows` with `status` and `cells`.
+    * `timeline`: what `views.timeline.Timeline` has, as JSON.
+    * `history`: `records` (newest first; each as `JournalLine` with `changed`, a text), `older` (the number to ask for
+      with `before`, or None) and `before`.
+    * `inputs`, `output`: recorded JSON, or None. `origin`: None, or `run_id` and `sequence` of the run that it was forked
+      from. `actions`: `sequence`, `action` and `by` of what people did. `markdown`: a summary to be copied.
     """
     store, (run_id,) = site.store, asked.ids
     latest = store.latest(run_id)
-    info = store.get_run(run_id).info
-    view = view_run(
-        latest, records_of(store, run_id, latest.newest), store.place, is_workflow(store, run_id), info.error
-    )
+    locked = missing_key(store, run_id)
+    info = site.veil.info(store.get_run(run_id).info, locked)
+    latest = latest._replace(row=_with_info(latest, info))
+    is_of_steps = is_workflow(store, run_id)
+    records = list(recent_records(store, run_id, latest))
+    view = view_run(latest, records, store.place, is_of_steps, info.error)
+    site.veil.content(view.content, locked)
     document = info_document(info)
-    error = document.pop("error", None)
+    document.pop("error", None)
     columns, rows, statuses = view.table()
-    lines = [entry.to_dict() for entry in read_entries(store, run_id)]
+    cells = [{"status": shown, "cells": [str(cell) for cell in row]} for shown, row in zip(statuses, rows, strict=True)]
+    content = view.content
     values: dict[str, Any] = {
         "run": document,
-        "why": view.why,
-        "error": error,
-        "graph": graph_document(view.content) if isinstance(view.content, RunStatus) else None,
-        "table": {
-            "columns": columns,
-            "rows": [
-                {"status": status, "cells": [str(cell) for cell in cells]}
-                for status, cells in zip(statuses, rows, strict=True)
-            ],
-        },
-        "history": {"records": lines[::-1]},
+        "why": locked or view.why,
+        "next": [] if locked else _what_follows(info),
+        "locked": locked,
+        "is_long": latest.newest >= LONG,
+        "buttons": buttons_of(site, info),
+        "reasons": reasons(view, locked),
+        "error": _error(info, records),
+        "waits": [wait_values(wait, asked, refused, is_locked=locked is not None) for wait in info.waiting_for],
+        "graph": graph_document(content) if isinstance(content, RunStatus) else None,
+        "table": {"columns": list(columns), "rows": cells},
+        "timeline": timeline_of(view, records, locked),
+        "history": _history(site, asked, locked),
+        "inputs": None if locked else _inputs(site, records),
+        "output": None if locked or info.status != "finished" else _output(site, run_id, view),
+        "origin": _origin(info),
+        "actions": [] if locked else [action._asdict() for action in reversed(view.actions)],
     }
-    return Page("run.html", f"Run {run_id}", values)
+    values["markdown"] = _markdown(values, info)
+    return Page("run.html", f"Run {run_id}", values, status)
+
+
+def _with_info(latest: RunSnapshot, info: RunInfo) -> RunRow:
+    return msgspec.structs.replace(latest.row, info=info)
+
+
+def reasons(view: RunView, locked: str | None) -> list[dict[str, str]]:
+    """Return why a run does not move, each with its remedy; [] while somebody executes it, and after a good end."""
+    row, info = view.latest.row, view.latest.row.info
+    found: list[tuple[str, str]] = []
+    if info.status == "finished":
+        return []
+    if row.cancel is not None:
+        found.append(("a cancel is open", "its owner, or the next worker, ends it"))
+    if info.status == "running":
+        until = "" if info.lease_until is None else f" until {utc(info.lease_until)}"
+        found.append((f"{info.owner or 'somebody'} executes it{until}", "wait, or cancel it"))
+    if info.status == "dead":
+        found.append(("its owner stopped without a word", "a worker takes it over"))
+    if info.status == "ready":
+        due = info.wake_at is not None and info.wake_at > datetime.now(UTC)
+        found.append(
+            (f"it is due at {utc(info.wake_at)}" if due and info.wake_at else "no worker has taken it", "start one")
+        )
+    for wait in info.waiting_for:
+        what = "its time" if wait.signal is None else f"signal {wait.signal!r}"
+        until = "" if wait.wake_at is None else f" until {utc(wait.wake_at)}"
+        found.append(
+            (f"it waits for {what} at {wait.wait_id!r}{until}", "" if wait.signal is None else "answer it below")
+        )
+    if info.status == "blocked":
+        causes = {"crashes": f"it was left {info.crash_count} times without a word", "damage": "a record is damaged"}
+        remedies = {"crashes": "find out what kills it, then reopen it", "damage": "look at milepost verify"}
+        cause = info.blocked_by or ""
+        found.append((causes.get(cause, f"it is blocked: {cause}"), remedies.get(cause, "mend the cause, then go on")))
+    if info.status in {"failed", "interrupted", "cancelled"}:
+        remedy = {"failed": "mend the cause, then retry", "interrupted": "go on", "cancelled": "reopen it"}
+        found.append((f"it was {info.status}" if info.status != "failed" else "it failed", remedy[info.status]))
+    if view.content.damaged:
+        found.append(
+            (f"records that can't be read: {', '.join(map(str, view.content.damaged[:10]))}", "milepost verify")
+        )
+    if locked is not None:
+        found.append((locked, "start the console with the key"))
+    return [{"text": text, "remedy": remedy} for text, remedy in found]
+
+
+def _what_follows(info: RunInfo) -> list[str]:
+    """Return what happens to a run by itself."""
+    found = []
+    if info.wake_at is not None and info.status not in ENDED:
+        verb = "it goes on" if info.status == "waiting" else "it begins"
+        found.append(f"{verb} at {utc(info.wake_at)}")
+    return found
+
+
+def _error(info: RunInfo, records: Sequence[Record]) -> dict[str, Any] | None:
+    error = info.error
+    if error is None:
+        return None
+    before = [r.sequence for r in records if r.kind == CHECKPOINT and r.node_id != error.node_id]
+    return {
+        "error_type": error.error_type,
+        "message": error.message,
+        "node_id": error.node_id,
+        "place": error_place(error.traceback),
+        "traceback": error.traceback,
+        "folded": fold_frames(error.traceback),
+        "before": before[-1] if before else 0,
+    }
+
+
+def wait_values(wait: Wait, asked: Asked, refused: AnswerRefusedError | None, *, is_locked: bool) -> dict[str, Any]:
+    """Return a wait and its form. `refused` is the answer of this request that was refused."""
+    wrong = refused if refused is not None and refused.wait_id == wait.wait_id else None
+    answer, inputs = wait.refused, None
+    if wait.signal is not None and not is_locked:
+        form, errors = (None, None) if wrong is None else (asked.form, wrong.errors)
+        inputs = [field._asdict() for field in inputs_of(wait.schema, form, errors)]
+    return {
+        "wait_id": wait.wait_id,
+        "signal": wait.signal,
+        "prompt": wait.prompt,
+        "since": iso(wait.since),
+        "wake_at": iso(wait.wake_at),
+        "refused": None if answer is None else {"text": answer.text, "time": iso(answer.time), "by": answer.by},
+        "form": inputs,
+        "error": "" if wrong is None else wrong.text,
+        "given": "" if wrong is None else asked.text("payload"),
+    }
+
+
+def timeline_of(view: RunView, records: Sequence[Record], locked: str | None) -> dict[str, Any]:
+    """Return the timeline of a run as JSON."""
+    content = view.content
+    running = content.next_nodes if isinstance(content, RunStatus) else (content.next_step,)
+    row = view.latest.row
+    line = read_timeline(
+        records, row.live, row.info.status, datetime.now(UTC), running=running if row.info.status == "running" else ()
+    )
+    return {
+        "begin": iso(line.begin),
+        "end": iso(line.end),
+        "rows": [{**each._asdict(), "bars": [bar._asdict() for bar in each.bars]} for each in line.rows],
+        "marks": [{**mark._asdict(), "at": iso(mark.at)} for mark in line.marks],
+        "gaps": [gap._asdict() for gap in line.gaps],
+        "left_out": line.left_out,
+    }
+
+
+def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
+    (run_id,) = asked.ids
+    before = asked.number("before")
+    lines = newest_entries(site.store, run_id, before=before, limit=HISTORY + 1)
+    records = [{**site.veil.line(line, locked).to_dict(), "changed": ""} for line in lines[:HISTORY]]
+    older = lines[HISTORY - 1].sequence if len(lines) > HISTORY else None
+    return {"records": records, "older": older, "before": before}
+
+
+def _inputs(site: Site, records: Sequence[Record]) -> Any:
+    start = next((record for record in records if record.sequence == 0), None)
+    return None if start is None else recorded_json(site, start)
+
+
+def recorded_json(site: Site, record: Record) -> Any:
+    """Return what a record holds, without what is hidden; None if it can't be read or is too large for a page."""
+    if record.size > _LARGEST_STATE:
+        return None
+    try:
+        state = record.state()
+        return None if state is None else site.veil.recorded(json.loads(state), record.kind)
+    except (DeserializeStateError, ValueError):
+        return None
+
+
+def _output(site: Site, run_id: str, view: RunView) -> Any:
+    if not isinstance(view.content, RunStatus):
+        return site.veil.value(view.content.output, "output")
+    if view.latest.row.info.size > _LARGEST_STATE:
+        return None
+    try:
+        return site.veil.recorded(newest_state(site.store, run_id).state, CHECKPOINT)
+    except (StateMissingError, DeserializeStateError):
+        return None
+
+
+def _origin(info: RunInfo) -> dict[str, Any] | None:
+    run_id, sign, sequence = info.tags.get(FORKED_FROM, "").rpartition("#")
+    return {"run_id": run_id, "sequence": int(sequence)} if sign and sequence.isdecimal() else None
+
+
+def _markdown(values: Mapping[str, Any], info: RunInfo) -> str:
+    """Return a summary of a run for a chat or a ticket."""
+    lines = [f"**{info.run_id}** ({info.flow}) is {info.status}"]
+    if values["error"]:
+        error = values["error"]
+        where = f" at `{error['node_id']}`" if error["node_id"] else ""
+        lines.append(f"- {error['error_type']}: {error['message']}{where}".replace("\n", " "))
+    else:
+        lines.append(f"- {values['why']}".replace("\n", " "))
+    lines.append(f"- `milepost show {info.run_id}`")
+    return "\n".join(lines)

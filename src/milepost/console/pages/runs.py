@@ -8,8 +8,10 @@ from typing import Any
 from milepost.console.answers import Page
 from milepost.console.problems import Problem
 from milepost.console.site import Asked, Site
+from milepost.console.veil import missing_key
 from milepost.engine.matching import MOST_ERRORS
 from milepost.errors import RunNotFoundError
+from milepost.model.info import RunInfo
 from milepost.options import BulkFilters
 from milepost.views.runs import STATUSES, find_runs, listed_document, places_of
 
@@ -42,32 +44,37 @@ def list_runs(site: Site, asked: Asked) -> Page:
     after = page[-1].run_id if len(found) > PAGE else stopped
     if stopped is not None:
         note = f"the errors of {MOST_ERRORS} runs were compared; older runs may match too"
-    chosen = asked.query.get("status", [])
+    chosen = asked.all("status")
     values = {
         "filters": shown_filters(asked),
         "statuses": [{"name": name, "is_chosen": name in chosen} for name in STATUSES],
-        "runs": [listed_document(info, places_of(site.store, info)) for info in page],
+        "runs": [_row(site, info) for info in page],
         "older": None if after is None else {**shown_filters(asked), "after": after},
         "note": note,
     }
     return Page("runs.html", "Runs", values)
 
 
+def _row(site: Site, info: RunInfo) -> dict[str, Any]:
+    shown = site.veil.info(info, missing_key(site.store, info.run_id))
+    return listed_document(shown, places_of(site.store, shown))
+
+
 def shown_filters(asked: Asked) -> dict[str, Any]:
     """Return the filters as they were given, without `after`; those left out are empty."""
     texts = {name: asked.text(name) for name in (*_TEXTS, *_TIMES) if name != "after"}
-    return {**texts, "status": asked.query.get("status", []), "tag": [tag for tag in asked.query.get("tag", []) if tag]}
+    return {**texts, "status": asked.all("status"), "tag": asked.all("tag")}
 
 
 def read_filters(asked: Asked) -> BulkFilters:
     """Read the filters of a list. Raises `Problem` for values that make no sense."""
     filters: dict[str, Any] = {option: asked.text(name) for name, option in _TEXTS.items() if asked.text(name)}
-    statuses = [status for status in asked.query.get("status", []) if status]
+    statuses = asked.all("status")
     if unknown := [status for status in statuses if status not in STATUSES]:
         raise Problem(400, "Wrong filter", f"{unknown[0]!r} is no status: give one of {', '.join(STATUSES)}")
     if statuses:
         filters["status"] = tuple(statuses)
-    tags = [tag.partition("=") for tag in asked.query.get("tag", []) if tag]
+    tags = [tag.partition("=") for tag in asked.all("tag")]
     if wrong := [key for key, equals, _ in tags if not equals or not key]:
         raise Problem(400, "Wrong filter", f"a tag is given as key=value, not as {wrong[0]!r}")
     if tags:

@@ -1,0 +1,76 @@
+"""The calls of pages and actions in a thread, with every error of the library as a page that says what happened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from milepost.console.actions import ACTIONS
+from milepost.console.answers import Page
+from milepost.console.pages import HANDLERS
+from milepost.console.pages.record import state_to_download
+from milepost.console.pages.run import show_run
+from milepost.console.problems import AnswerRefusedError, Problem
+from milepost.console.site import Asked, Site
+from milepost.errors import (
+    MilepostError,
+    NotAuthorizedError,
+    OptionError,
+    RunNotFoundError,
+    StoreClosedError,
+    StoreError,
+)
+from milepost.views.runs import near_ids
+from milepost.views.text import clean
+
+
+def shown(site: Site, name: str, asked: Asked) -> Page:
+    """Make a page. Raises `Problem` if it can't be shown."""
+    with _as_problems(site):
+        return HANDLERS[name](site, asked)
+
+
+def downloaded(site: Site, asked: Asked) -> tuple[str, bytes]:
+    """Return the name and the bytes of what a record holds."""
+    with _as_problems(site):
+        return state_to_download(site, asked)
+
+
+def acted(site: Site, name: str, asked: Asked) -> str | Page:
+    """Do an action on one run; return the run to look at then. A refused answer comes back as the page with its form."""
+    with _as_problems(site):
+        try:
+            if name == "fork" and asked.text("check"):
+                return HANDLERS["fork"](site, asked)
+            return ACTIONS[name].act(site, asked)
+        except AnswerRefusedError as refused:
+            return show_run(site, asked, refused=refused, status=422)
+
+
+@contextmanager
+def _as_problems(site: Site) -> Iterator[None]:
+    try:
+        yield
+    except RunNotFoundError as exc:
+        raise _no_run(site, exc.run_id or "") from exc
+    except NotAuthorizedError as exc:
+        raise Problem(403, "Not allowed", clean(exc)) from exc
+    except (StoreError, StoreClosedError) as exc:
+        if getattr(exc, "is_of_one_run", False):
+            raise Problem(409, "It can't be read", clean(exc)) from exc
+        logging.getLogger("milepost").warning("the console can't reach its store: %s", exc)
+        raise Problem(503, "The store does not answer", clean(exc), is_temporary=True) from exc
+    except OptionError as exc:
+        raise Problem(400, "That makes no sense", clean(exc)) from exc
+    except MilepostError as exc:
+        raise Problem(409, "It was refused", clean(exc)) from exc
+
+
+def _no_run(site: Site, run_id: str) -> Problem:
+    """Make the page for a run that is not there, with ids that may have been meant."""
+    try:
+        near = near_ids(site.store, run_id)
+    except MilepostError:
+        near = []
+    return Problem(404, "No such run", f"there is no run {run_id!r} in {site.store.place}", run_id=run_id, near=near)

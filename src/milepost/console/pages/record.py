@@ -1,0 +1,112 @@
+"""The page of one record: what it holds, and what has changed since another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from milepost.console.answers import Page, pretty
+from milepost.console.problems import Problem
+from milepost.console.site import Asked, Site
+from milepost.console.veil import missing_key
+from milepost.errors import DeserializeStateError
+from milepost.model.record import CHECKPOINT, START, Record
+from milepost.views.journal import line_of
+from milepost.views.states import RecordedState, changes, patch_between
+from milepost.views.text import clean, size
+
+LARGEST = 2 * 1024 * 1024
+"""Bytes of the largest state that a page shows or compares."""
+
+
+def show_record(site: Site, asked: Asked) -> Page:
+    """Show a record of a run.
+
+    `run_id`; `record` (as a `JournalLine`); `state` (JSON) and `text` (the same, on several lines), both None if it holds
+    none, or none that can be shown: then `note` says why. `against` (the number of the record that it is compared with, or
+    None), `changes` (each with `sign` +, - or ~, and `text`) and `patch` (RFC 6902). `before` and `after`: the numbers of
+    the checkpoints around it, or None.
+    """
+    record = read_record(site, asked)
+    run_id, _ = asked.ids
+    store, locked = site.store, missing_key(site.store, run_id)
+    live = store.get_run(run_id).live
+    state, note = (None, locked) if locked else _state(site, record)
+    before = store.read(run_id, before=record.sequence, kinds=(CHECKPOINT, START), newest=True, limit=1)
+    after = store.read(run_id, after=record.sequence, kinds=(CHECKPOINT,), limit=1)
+    against = _against(asked, before[0].sequence if before else None)
+    found: list[tuple[str, str]] = []
+    patch: list[dict[str, Any]] = []
+    if state is not None and against is not None:
+        other, why = _state(site, _numbered(site, run_id, against))
+        if other is None:
+            note = f"record {against} can't be compared: {why}"
+        else:
+            ends = RecordedState(against, "", 0, other), RecordedState(record.sequence, "", 0, state)
+            patch = patch_between(*ends)
+            found = [*changes(other, patch)]
+    values = {
+        "run_id": run_id,
+        "record": site.veil.line(line_of(store, run_id, record, live), locked).to_dict(),
+        "state": state,
+        "text": None if state is None else pretty(state),
+        "note": note or "",
+        "against": against,
+        "changes": [{"sign": sign, "text": text} for sign, text in found],
+        "patch": patch,
+        "before": before[0].sequence if before else None,
+        "after": after[0].sequence if after else None,
+    }
+    return Page("record.html", f"Record {record.sequence} of {run_id}", values)
+
+
+def read_record(site: Site, asked: Asked) -> Record:
+    """Read the record that a path names."""
+    run_id, number = asked.ids
+    if not number.isdecimal():
+        raise Problem(404, "No such record", f"{number!r} is no number of a record")
+    return _numbered(site, run_id, int(number[:20]))
+
+
+def state_to_download(site: Site, asked: Asked) -> tuple[str, bytes]:
+    """Return the name of a file and what a record holds, as JSON text."""
+    record = read_record(site, asked)
+    run_id, number = asked.ids
+    locked = missing_key(site.store, run_id)
+    if locked is not None:
+        raise Problem(409, "It can't be shown", locked)
+    try:
+        data = record.state()
+        value = None if data is None else site.veil.recorded(json.loads(data), record.kind)
+    except (DeserializeStateError, ValueError) as exc:
+        raise Problem(409, "It can't be shown", f"record {number} can't be read: {clean(exc)}") from exc
+    return f"record-{number}.json", (pretty(value) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _numbered(site: Site, run_id: str, sequence: int) -> Record:
+    site.store.get_run(run_id)
+    if found := site.store.read(run_id, after=sequence - 1, before=sequence + 1):
+        return found[0]
+    raise Problem(404, "No such record", f"run {run_id!r} has no record {sequence}")
+
+
+def _against(asked: Asked, before: int | None) -> int | None:
+    text = asked.text("against")
+    if text in {"", "before"}:
+        return before
+    if text == "input":
+        return 0
+    return asked.number("against")
+
+
+def _state(site: Site, record: Record) -> tuple[Any, str]:
+    """Return what a record holds without what is hidden, or None and the reason why there is nothing to show."""
+    if record.payload is None:
+        return None, f"a {record.kind} without a value"
+    if record.size > LARGEST:
+        return None, f"it has {size(record.size)}, which is too large for a page: download it"
+    try:
+        data = record.state()
+        return (None, "") if data is None else (site.veil.recorded(json.loads(data), record.kind), "")
+    except (DeserializeStateError, ValueError) as exc:
+        return None, f"it can't be read: {clean(exc)}"

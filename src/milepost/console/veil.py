@@ -1,0 +1,165 @@
+"""What a console does not show: values at hidden paths, texts of errors, and all that is not proven.
+
+It is applied before any text is made, so that nothing that is drawn, compared, downloaded or answered as JSON has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from milepost.errors import CheckpointIntegrityError, OptionError, shown
+from milepost.graph.status import RunStatus, Visit
+from milepost.model.info import RunFailure, RunInfo, Wait
+from milepost.store import Store
+from milepost.views.journal import JournalLine
+from milepost.views.tree import Tree, TreeStep
+
+HIDDEN = "•••"
+ROOTS = ("state", "inputs", "output", "prompt", "payload")
+_RECORDED = ("state", "inputs", "output")
+"""The roots of what a record may hold: the state of one node is the input or the output of another."""
+_OF_KIND = {"wait": ("prompt",), "reply": ("payload", *_RECORDED)}
+_TAGGED = "$mp"
+
+
+class Veil:
+    """The paths that are hidden, such as `state.card` or `inputs.*.token`, and whether texts of errors are.
+
+    Raises `OptionError` for a path that begins with none of `ROOTS`.
+    """
+
+    def __init__(self, paths: Sequence[str] = (), *, errors: bool = False) -> None:
+        self.paths = [tuple(path.split(".")) for path in paths]
+        self.hides_errors = errors
+        for path in self.paths:
+            if path[0] not in ROOTS or not all(path):
+                raise OptionError(
+                    f"a hidden path begins with {', '.join(ROOTS)}, such as state.card, unlike {shown('.'.join(path))}",
+                    option="hide",
+                )
+
+    def value(self, value: Any, *roots: str) -> Any:
+        """Return recorded JSON with what is hidden below these roots replaced."""
+        for root, *path in self.paths:
+            if root in roots:
+                value = _hide(value, path)
+        return value
+
+    def recorded(self, value: Any, kind: str) -> Any:
+        """Return what a record of this kind holds, without what is hidden."""
+        return self.value(value, *_OF_KIND.get(kind, _RECORDED))
+
+    def hidden_places(self, value: Any) -> list[tuple[str, ...]]:
+        """Return the places in a state that are hidden, as keys and indexes."""
+        return [place for root, *path in self.paths if root in _RECORDED for place in _places(value, path)]
+
+    def info(self, info: RunInfo, locked: str | None = None) -> RunInfo:
+        """Return a run's row without what is hidden. `locked` says which key is missing: then no text is proven."""
+        waits = tuple(self._wait(wait, is_locked=locked is not None) for wait in info.waiting_for)
+        error = None if info.error is None or locked is not None else self.failure(info.error)
+        reason = info.reason
+        if locked is not None:
+            reason = locked
+        elif info.status == "waiting" and waits != info.waiting_for:
+            reason = "waits for " + ", ".join(_named(wait) for wait in waits)
+        elif self.hides_errors and (info.status in {"failed", "blocked"} or info.error is not None):
+            reason = "" if error is None else f"{error.error_type} at {error.node_id!r}"
+        return replace(info, reason=reason, waiting_for=waits, error=error)
+
+    def failure(self, error: RunFailure) -> RunFailure:
+        """Return an error without its message and traceback, if those are hidden."""
+        return replace(error, message="", traceback="") if self.hides_errors else error
+
+    def _wait(self, wait: Wait, *, is_locked: bool) -> Wait:
+        if is_locked:
+            return Wait(wait.wait_id, wait.signal, None, wait.wake_at, None, wait.since)
+        prompt = self.value(wait.prompt, "prompt")
+        refused = replace(wait.refused, text=HIDDEN) if self.hides_errors and wait.refused is not None else wait.refused
+        if prompt == wait.prompt and refused is wait.refused:
+            return wait
+        return Wait(wait.wait_id, wait.signal, prompt, wait.wake_at, wait.schema, wait.since, refused)
+
+    def line(self, line: JournalLine, locked: str | None = None) -> JournalLine:
+        """Return a line of the journal without what is hidden. A note on a failure or an end has the error's message."""
+        if locked is not None:
+            return replace(line, note="", error=None, by=None)
+        if not self.hides_errors or line.kind not in {"failure", "finish", "owner", "reply", "rollback"}:
+            return line
+        error = (
+            None
+            if line.error is None
+            else {"error_type": line.error.get("error_type"), "message": None, "traceback": None}
+        )
+        note = "" if line.error is None else str(line.error.get("error_type"))
+        return replace(line, note=note, error=error)
+
+    def content(self, content: Tree | RunStatus, locked: str | None = None) -> None:
+        """Take what is hidden out of a tree, in place."""
+        parts = _steps(content.steps) if isinstance(content, Tree) else _visits(content.visits)
+        for part in parts:
+            if part.wait is not None:
+                part.wait = self._wait(part.wait, is_locked=locked is not None)
+            if self.hides_errors or locked is not None:
+                part.reason = ""
+                part.error = "" if locked is not None else part.error.partition(":")[0]
+            if isinstance(part, TreeStep):
+                part.output = None if locked is not None else self.value(part.output, *_RECORDED)
+
+
+def missing_key(store: Store, run_id: str) -> str | None:
+    """Return which key a run's texts can't be proven without, in one sentence; None: the store has it."""
+    for record in store.read(run_id, newest=True, limit=1):
+        try:
+            store.seals.check_key(run_id, record)
+        except CheckpointIntegrityError as exc:
+            return f"not shown: {exc.problem if hasattr(exc, 'problem') else exc}"
+    return None
+
+
+def _named(wait: Wait) -> str:
+    return "its time" if wait.signal is None else f"signal {wait.signal!r} at {wait.wait_id!r}"
+
+
+def _hide(value: Any, path: Sequence[str]) -> Any:
+    """Return a copy of JSON in which what is at the path is replaced."""
+    if not path:
+        return HIDDEN
+    if isinstance(value, dict):
+        if _TAGGED in value and "v" in value:
+            return {**value, "v": _hide(value["v"], path)}
+        return {key: _hide(item, path[1:]) if path[0] in {"*", key} else item for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hide(item, path[1:]) if path[0] in {"*", str(index)} else item for index, item in enumerate(value)]
+    return value
+
+
+def _places(value: Any, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield where a path leads in JSON, as keys and indexes; a tagged value's own key counts."""
+    if not path:
+        yield ()
+        return
+    inside: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        if _TAGGED in value and "v" in value:
+            yield from (("v", *place) for place in _places(value["v"], path))
+            return
+        inside = value.items()
+    elif isinstance(value, list):
+        inside = ((str(index), item) for index, item in enumerate(value))
+    for key, item in inside:
+        if path[0] in {"*", key}:
+            yield from ((key, *place) for place in _places(item, path[1:]))
+
+
+def _steps(steps: Sequence[TreeStep]) -> Iterator[TreeStep]:
+    for step in steps:
+        yield step
+        yield from _steps(step.steps)
+
+
+def _visits(visits: Sequence[Visit]) -> Iterator[Visit]:
+    for visit in visits:
+        yield visit
+        yield from _visits(visit.steps)
