@@ -36,10 +36,10 @@ from milepost.model.record import (
     segments_of,
 )
 from milepost.store import ENDED
-from milepost.views.text import clean, duration, plural
+from milepost.views.text import clean, duration, iso, plural
 
 _MOST_BARS = 400
-_MOST_ITEMS = 20
+_MOST_ITEMS = 8
 _SHORTEST_GAP = 30.0
 _GAP_SHARE = 0.1
 _GAP_WIDTH = 4.0
@@ -112,6 +112,18 @@ class _Span(NamedTuple):
     end: float
     text: str
     is_superseded: bool = False
+
+
+def timeline_document(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline as JSON."""
+    return {
+        "begin": iso(timeline.begin),
+        "end": iso(timeline.end),
+        "rows": [{**row._asdict(), "bars": [bar._asdict() for bar in row.bars]} for row in timeline.rows],
+        "marks": [{**mark._asdict(), "at": iso(mark.at)} for mark in timeline.marks],
+        "gaps": [gap._asdict() for gap in timeline.gaps],
+        "left_out": timeline.left_out,
+    }
 
 
 def read_timeline(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from time import time
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from milepost.console.problems import AnswerRefusedError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import DeserializeStateError
+from milepost.executor.flow import END
 from milepost.graph.status import RunStatus
 from milepost.model.info import RunInfo, Wait
 from milepost.model.record import CHECKPOINT, FORKED_FROM, Record
@@ -27,12 +29,14 @@ from milepost.views.rows import info_document
 from milepost.views.states import StateMissingError, newest_state
 from milepost.views.status import LONG, RunView, recent_records, view_run
 from milepost.views.text import iso, utc
-from milepost.views.timeline import read_timeline
+from milepost.views.timeline import read_timeline, timeline_document
 
 HISTORY = 200
 _LARGEST_STATE = 2 * 1024 * 1024
 """Bytes of the largest state that a page shows; a larger one is for download."""
 _LARGEST_COMPARED = 32 * 1024
+_STEP = 10
+"""Seconds after which the bar of what goes on has grown."""
 
 
 def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = None, status: int = 200) -> Page:
@@ -79,7 +83,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "waits": [wait_values(wait, asked, refused, is_locked=locked is not None) for wait in info.waiting_for],
         "graph": graph_document(content) if isinstance(content, RunStatus) else None,
         "table": {"columns": list(columns), "rows": cells},
-        "timeline": timeline_of(view, records, locked),
+        "timeline": timeline_of(view, records, to_scale=asked.text("scale") == "true"),
         "history": _history(site, asked, locked),
         "inputs": None if locked else _inputs(site, records),
         "output": None if locked or info.status != "finished" else _output(site, run_id, view),
@@ -180,22 +184,22 @@ def wait_values(wait: Wait, asked: Asked, refused: AnswerRefusedError | None, *,
     }
 
 
-def timeline_of(view: RunView, records: Sequence[Record], locked: str | None) -> dict[str, Any]:
+def timeline_of(view: RunView, records: Sequence[Record], *, to_scale: bool) -> dict[str, Any]:
     """Return the timeline of a run as JSON."""
-    content = view.content
+    content, row = view.content, view.latest.row
     running = content.next_nodes if isinstance(content, RunStatus) else (content.next_step,)
-    row = view.latest.row
-    line = read_timeline(
-        records, row.live, row.info.status, datetime.now(UTC), running=running if row.info.status == "running" else ()
+    # The bars of what goes on grow in steps: in between the page stays the same, and is not sent again.
+    now = datetime.fromtimestamp(time() // _STEP * _STEP, UTC)
+    return timeline_document(
+        read_timeline(
+            records,
+            row.live,
+            row.info.status,
+            now,
+            running=[node for node in running if node and node != END] if row.info.status == "running" else (),
+            has_gaps=not to_scale,
+        )
     )
-    return {
-        "begin": iso(line.begin),
-        "end": iso(line.end),
-        "rows": [{**each._asdict(), "bars": [bar._asdict() for bar in each.bars]} for each in line.rows],
-        "marks": [{**mark._asdict(), "at": iso(mark.at)} for mark in line.marks],
-        "gaps": [gap._asdict() for gap in line.gaps],
-        "left_out": line.left_out,
-    }
 
 
 def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
