@@ -41,8 +41,9 @@ FENCE = re.compile(r"^(<!-- not run -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE |
 
 
 def marked(pages: list[Path], *wide: str) -> list[Any]:
-    """Pages as parameters. Those are wide that take long, or need what `pytest` alone does not."""
-    return [pytest.param(page, marks=[pytest.mark.wide] if page.name in wide else [], id=page.name) for page in pages]
+    """Pages as parameters. Those are wide that take long, or need what `pytest` alone does not, as how-to pages may."""
+    are_wide = {page for page in pages if page.name in wide or page.parent.name == "how-to"}
+    return [pytest.param(page, marks=[pytest.mark.wide] if page in are_wide else [], id=page.stem) for page in pages]
 
 
 def blocks(page: Path, *languages: str) -> list[tuple[int, str, bool]]:
