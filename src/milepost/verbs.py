@@ -322,18 +322,18 @@ class Job:
         with nullcontext() if into is None else opened(into) as other:
             return (yield from self.run.fork(new_id, other, node_id, visit, ready=ready, by=by))
 
-    def plan(self) -> ResumePlan:
-        """Return what the call would do."""
+    def plan(self, *, ignore_owner: bool = False) -> ResumePlan:
+        """Return what the call would do; with `ignore_owner` as if an owner of the run had just gone."""
         assert self.request is not None
         self.run.is_awaited = False
         with self._named():
-            return SyncDriver(self.options.clock).run(plan(self.run, self.request))
+            return SyncDriver(self.options.clock).run(plan(self.run, self.request, ignore_owner=ignore_owner))
 
-    async def aplan(self) -> ResumePlan:
+    async def aplan(self, *, ignore_owner: bool = False) -> ResumePlan:
         """Await the plan: the async form of `plan`."""
         assert self.request is not None
         with self._named():
-            return await self._awaiting().run(plan(self.run, self.request))
+            return await self._awaiting().run(plan(self.run, self.request, ignore_owner=ignore_owner))
 
     @contextmanager
     def _named(self, *, executes: bool = False) -> Iterator[None]:
@@ -559,9 +559,12 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         visit: int | None = None,
         rerun: bool = False,
+        ignore_owner: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Return what `resume` (with `node_id`: `resume_from`) would do and why. Runs nothing, writes nothing.
+
+        With `ignore_owner` a run that somebody executes is planned as if its owner had just gone; it is not disturbed.
 
         Raises `RunNotFoundError` or `NoCheckpointFoundError`, and `StoreError` if the store fails; every other refusal
         is the plan's verdict.
@@ -570,7 +573,9 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         >>> doubling.plan_resume(store, "r-1").verdict
         'continue'
         """
-        return self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).plan()
+        return self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).plan(
+            ignore_owner=ignore_owner
+        )
 
     async def aplan_resume(
         self,
@@ -580,10 +585,12 @@ class Verbs(_Sparing, Generic[OutputT, FullT]):
         *,
         visit: int | None = None,
         rerun: bool = False,
+        ignore_owner: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Await the plan: the async form of `plan_resume`."""
-        return await self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun)).aplan()
+        job = self._job(store, run_id, options, ResumeRequest.of(node_id, visit, rerun))
+        return await job.aplan(ignore_owner=ignore_owner)
 
     def fork_run(
         self,

@@ -408,3 +408,16 @@ def test_what_a_resume_could_not_decode_is_refused_by_its_plan_and_leaves_the_ru
     assert ("r1", node_id, before) == (caught.value.run_id, caught.value.node_id, untouched(store))
     verbs.retry(began, store, "r1")
     assert "finished" == store.get_run("r1").info.status
+
+
+def test_a_plan_may_ignore_the_owner_of_a_run(verbs, store, line):
+    plans = []
+
+    def look(state):
+        plans.extend(line(Count, ids).plan_resume(store, "r1", ignore_owner=True) for ids in ("abc", "bxd"))
+        plans.append(line(Count, "abc").plan_resume(store, "r1"))
+        return state
+
+    verbs.run(line(Count, "abc", {"b": look}), Count(), store=store, run_id="r1")
+    assert ["continue", "continue", "refuse"] == [plan.verdict for plan in plans]
+    assert ("goes on at node 'b', attempt 2", "RunLockedError") == (plans[0].reason, type(plans[2].error).__name__)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
@@ -326,12 +327,12 @@ class Engine:
         *,
         visit: int | None = None,
         rerun: bool = False,
+        ignore_owner: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Return what a resume would do; see `Verbs.plan_resume`."""
-        return self._job_to_resume(
-            flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False
-        ).plan()
+        request = ResumeRequest.of(node_id, visit, rerun)
+        return self._job_to_resume(flow, run_id, options, request, is_asked=False).plan(ignore_owner=ignore_owner)
 
     async def aplan_resume(
         self,
@@ -341,12 +342,12 @@ class Engine:
         *,
         visit: int | None = None,
         rerun: bool = False,
+        ignore_owner: bool = False,
         **options: Unpack[RunOptions],
     ) -> ResumePlan:
         """Await the plan: the async form of `plan_resume`."""
-        return await self._job_to_resume(
-            flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False
-        ).aplan()
+        job = self._job_to_resume(flow, run_id, options, ResumeRequest.of(node_id, visit, rerun), is_asked=False)
+        return await job.aplan(ignore_owner=ignore_owner)
 
     def fork_run(
         self,
@@ -735,6 +736,12 @@ class Engine:
                     own.close()
             self._open, self._store = lambda: store, store
 
+    def _look_only(self) -> None:
+        """Have the store, if it is to be opened by the engine and is not open yet, be opened to read only."""
+        with self._opening:
+            if self._open is not None and self._store is None:
+                self._open = partial(self._open, read_only=True)
+
     def __enter__(self) -> Self:
         return self
 
@@ -860,9 +867,15 @@ class Engine:
             )
 
     def _new_job(
-        self, flow: Flow, run_id: str | None, options: Mapping[str, Any], request: ResumeRequest | None
+        self,
+        flow: Flow,
+        run_id: str | None,
+        options: Mapping[str, Any],
+        request: ResumeRequest | None,
+        store: Store | None = None,
     ) -> Job:
-        job = Job(flow, self.store, run_id, options, self._bound, request)
+        """Return a call over `store` (None: the engine's own)."""
+        job = Job(flow, self.store if store is None else store, run_id, options, self._bound, request)
         job.active = self._active
         return job
 

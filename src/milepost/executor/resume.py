@@ -18,6 +18,7 @@ import msgspec
 
 from milepost.errors import (
     CheckpointCorruptError,
+    FlowChangedError,
     MilepostError,
     NoCheckpointFoundError,
     OptionError,
@@ -564,11 +565,14 @@ def _left(run: Run, release: Release) -> Routine[None]:
         yield from run.journal.give_up(Release("ready", degraded=release.degraded, missed=release.missed))
 
 
-def plan(run: Run, request: ResumeRequest) -> Routine[ResumePlan]:
-    """Return what `resume` would do, and the reason. Runs nothing and writes nothing."""
+def plan(run: Run, request: ResumeRequest, *, ignore_owner: bool = False) -> Routine[ResumePlan]:
+    """Return what `resume` would do, and the reason. Runs nothing and writes nothing.
+
+    `ignore_owner`: a run that is executed is planned as if its owner had just gone.
+    """
     refusal: MilepostError | None = None
     try:
-        latest = yield from _look(run, is_planning=True)
+        latest = yield from _look(run, is_planning=True, ignore_owner=ignore_owner)
         assert latest is not None
         refusal = refused_by_status(run, request, latest.row)
         examined = yield from run.find(request, latest)
@@ -589,8 +593,9 @@ def plan(run: Run, request: ResumeRequest) -> Routine[ResumePlan]:
         # A refusal that no signal or time can end is reported rather than the wait.
         refusal = exc if refusal is None or isinstance(refusal, RunSuspended) else refusal
         nothing = ResumeInfo(
-            run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False
-        )
+            run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False,
+            differences=refusal.differences if isinstance(refusal, FlowChangedError) else (),
+        )  # fmt: skip
         return _plan_of(nothing, "refuse", str(refusal), refusal)
     if examined.info.already_completed:
         return _plan_of(examined.info, "finished", "the run has finished; its stored result is returned", None)
@@ -608,10 +613,12 @@ def _plan_of(info: ResumeInfo, verdict: Any, reason: str, error: MilepostError |
     )
 
 
-def _look(run: Run, *, is_planning: bool = False) -> Routine[RunSnapshot | None]:
+def _look(run: Run, *, is_planning: bool = False, ignore_owner: bool = False) -> Routine[RunSnapshot | None]:
     """Read the newest snapshot of the run. None after a wait for another owner: the caller has to look again."""
     run.completion = None
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
+    if latest.row.lease in {"live", "ours"} and ignore_owner:
+        return latest._replace(row=msgspec.structs.replace(latest.row, lease="ended"))
     if latest.row.lease in {"live", "ours"} and not run.options.takeover:
         if run.options.on_locked == "wait" and not is_planning:
             yield from await_change(run)

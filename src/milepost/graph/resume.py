@@ -148,7 +148,8 @@ def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut:
     trunk = None if point.is_foreign else point.fields().get("trunk")
     if trunk is None:
         return spot._replace(since=read_history(spot.tail, (), run.renames))
-    upto = max((record.sequence for record in (point, *spot.tail)), default=0) + 1 if is_cut else None
+    # What an owner has written since the snapshot is not part of it.
+    upto = max(record.sequence for record in (point, *spot.tail)) + 1 if is_cut else latest.newest + 1
     return (yield from _since(run, int(trunk), latest.row.live, upto))
 
 
