@@ -173,7 +173,9 @@ def test_a_url_that_no_file_can_have_is_a_store_error(tmp_path: Path) -> None:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """The files below a folder, without those by which SQLite shares the log of a database."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal")))
+    return {str(path): path.read_bytes() for path in files}
 
 
 WRITES: list[Callable[[Store], object]] = [
@@ -218,6 +220,18 @@ def test_a_store_that_is_opened_to_read_only_changes_nothing(
         assert store.stats().records
         store.tidy()
     assert before == _files(tmp_path)
+
+
+def test_a_database_whose_folder_cannot_be_written_is_read_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Engine(f"sqlite:///{tmp_path}/runs.db") as engine:
+        engine.run(asking, run_id="r", full=True)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with open_store(f"sqlite:///{tmp_path}/runs.db", read_only=True) as store:
+        assert ["r"] == [info.run_id for info in store.list_runs()]
+        assert "can't be written" in caplog.text
+        assert not [*tmp_path.glob("runs.db-*al")]
 
 
 def test_a_database_of_an_older_release_is_not_migrated_to_be_read(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ class SQLiteStore(Runs):
                 self._open()
             else:
                 try:
+                    if not Path(self.place).exists():
+                        raise FileNotFoundError(f"there is no file {self.place}")
                     sqlite_schema.check(self._open_reader(), self.place)
                 except BaseException:
                     self._close_connections()
@@ -135,7 +137,7 @@ class SQLiteStore(Runs):
         if not self._is_memory:
             sqlite_schema.refuse_links(self.place)
         connection = sqlite3.connect(
-            self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode=rw",
+            self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode={self._mode()}",
             uri=not self._is_memory,
             timeout=sqlite_schema.BUSY_SECONDS,
             isolation_level=None,
@@ -155,6 +157,21 @@ class SQLiteStore(Runs):
             connection.close()
             raise
         return connection
+
+    def _mode(self) -> str:
+        """Return how the file is opened. To be read only, it is taken as one that nobody changes if it can't be else.
+
+        SQLite shares the log of a database by files beside it. Where these are not there and can't be made, it opens the
+        database only as `immutable`.
+        """
+        if not self.is_read_only:
+            return "rw"
+        if os.access(Path(self.place).parent, os.W_OK) or Path(f"{self.place}-wal").exists():
+            return "ro"
+        logging.getLogger("milepost").warning(
+            "the folder of %s can't be written, so the store is read as if nobody wrote to it meanwhile", self.place
+        )
+        return "ro&immutable=1"
 
     def _count_steps(self, connection: sqlite3.Connection) -> None:
         """Give the connection's transaction the steps that one may take, and interrupt it after them."""
@@ -243,7 +260,8 @@ class SQLiteStore(Runs):
     def _failing_as(self, op: str) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as exc:  # the latter: SQLite's message about a file quotes its bytes
+        # UnicodeDecodeError: SQLite's message about a file quotes its bytes.
+        except (sqlite3.Error, UnicodeDecodeError, FileNotFoundError) as exc:
             raise self._failure(op, exc) from exc
 
     def _failure(self, op: str, exc: BaseException) -> StoreError:
