@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "milepost"
 
 RULE = """
 errors < model, codec, reducers < events, store < options < executor < drivers < adapters < verbs < graph < workflows < engine
-< views < console, demo, testing < cli
+< views < checking, console, demo, testing < cli
 """
 """A package imports what stands before it, and itself. Those between commas do not import each other."""
 BELOW_STORES = {"errors", "model", "codec", "store"}
@@ -139,7 +139,7 @@ def is_allowed(source: str, target: str) -> bool:
     if own == other:
         return own != "stores" or is_allowed_in_stores(source, target)
     if own == "":
-        return other not in {"console", "demo", "testing", "cli"}
+        return other not in {"checking", "console", "demo", "testing", "cli"}
     if own == "__main__":
         return other == "cli"
     if other == "":

@@ -31,6 +31,7 @@ USAGE = 2
 NOT_FOUND = 3
 WAITING = 4
 LOCKED = 5
+UNCHECKED = 6
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -41,6 +42,7 @@ EXIT_CODES = {
     NOT_FOUND: "not found: no such run, node, visit or store",
     WAITING: "waiting: the run waits for a signal or a time",
     LOCKED: "locked: another owner executes the run",
+    UNCHECKED: "nothing was checked",
     INTERRUPTED: "interrupted by Ctrl-C; the run can be resumed",
     TERMINATED: "a worker that got SIGTERM twice; what ran is taken up by the next one",
 }
@@ -72,7 +74,7 @@ def code_of(error: BaseException) -> int:
         if isinstance(error, kinds):
             return code
     if isinstance(error, StoreError) and error.op == "open":
-        return USAGE
+        return NOT_FOUND if isinstance(error.__cause__, FileNotFoundError) else USAGE
     return FAILED
 
 

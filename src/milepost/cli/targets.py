@@ -197,11 +197,12 @@ class App:
 
 
 @contextlib.contextmanager
-def loaded(invocation: Invocation, *, is_looking: bool = False) -> Iterator[App]:
+def loaded(invocation: Invocation, *, is_looking: bool = False, read_only: bool = False) -> Iterator[App]:
     """Yield the app that was named, and say from which file it is. At the end of the block its store is closed.
 
     A store that was named takes the place of the engine's own one. It is made if it is not there, unless `is_looking`.
-    Raises `click.UsageError` if no app was named, and for what is none.
+    With `read_only` the store is opened to read only, unless the app's code has opened its own one. Raises
+    `click.UsageError` if no app was named, and for what is none.
     """
     named = chosen_app(invocation)
     if named is None:
@@ -213,7 +214,7 @@ def loaded(invocation: Invocation, *, is_looking: bool = False) -> Iterator[App]
     print(f"milepost: app {clean(target)} is in {clean(module.__file__)}", file=sys.stderr)
     if callable(found) and not isinstance(found, (CompiledGraph, Workflow)):
         found = _called(found, target)
-    open_named = open_existing if is_looking else open_or_make
+    open_named = open_to_look if read_only else open_existing if is_looking else open_or_make
     with contextlib.ExitStack() as stack:
         if isinstance(found, (CompiledGraph, Workflow)):
             yield App(Engine(stack.enter_context(open_named(invocation)), flows=[found]))
@@ -224,6 +225,8 @@ def loaded(invocation: Invocation, *, is_looking: bool = False) -> Iterator[App]
             stack.enter_context(engine)
             if chosen_url(invocation) is not None:
                 engine._use_store(open_named(invocation))
+            elif read_only:
+                engine._look_only()
             yield App(engine, works)
         elif callable(getattr(found, "run", None)) and callable(getattr(found, "stop", None)):
             if invocation.store_url is not None:
@@ -257,10 +260,11 @@ def opened_engine(invocation: Invocation, *, is_looking: bool = False) -> Iterat
             yield Engine(store)
         return
     with loaded(invocation, is_looking=True) as app:
-        yield _engine_of(app)
+        yield engine_of(app)
 
 
-def _engine_of(app: App) -> Engine:
+def engine_of(app: App) -> Engine:
+    """Return the app's engine; `click.UsageError` if it has none."""
     if app.engine is None:
         raise click.UsageError("the app has no engine: give one with --app, or the store with --store")
     return app.engine
@@ -289,7 +293,7 @@ def found_flow(
     if chosen_app(invocation) is None:
         raise click.UsageError(f"name the flow, or what has it with --app: {_FORM}")
     with loaded(invocation, is_looking=is_looking) as app:
-        engine = _engine_of(app)
+        engine = engine_of(app)
         known: dict[str, Any] = dict(engine.flows)
         wanted = name if run_id is None or name is not None else engine.store.get_run(run_id).info.flow
         if wanted is None and len(known) == 1:

@@ -1,0 +1,207 @@
+"""The check of an engine's flows against the runs of a store: which would go on with the present code, and which not.
+
+The list of runs is walked once. Up to `MOST` runs are all checked; of more a sample is taken, in which each kind of run
+is seen. A run that is executed meanwhile is planned as if its owner had just gone, and is not disturbed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from milepost.checking.grouping import Groups, Verdict, bare_node
+from milepost.checking.report import CheckReport
+from milepost.drivers import SyncDriver
+from milepost.engine.engine import Engine
+from milepost.engine.matching import walk
+from milepost.errors import DeserializeStateError, MilepostError, RunNotFoundError, StoreClosedError, StoreError
+from milepost.executor.checks import ResumeRequest
+from milepost.executor.effects import Routine, ask
+from milepost.executor.journal import read_start
+from milepost.model.info import RunInfo
+from milepost.model.record import CHECKPOINT, Record
+from milepost.options import BulkFilters
+from milepost.store import Store, check_number
+
+OPEN = ("ready", "running", "waiting", "interrupted", "failed", "blocked", "dead")
+"""The statuses of runs that can go on, by themselves or after somebody asked for it."""
+MOST = 5000
+"""The number of runs up to which all are checked."""
+LEAST = 5
+"""The number of runs of each kind that a sample has at least."""
+_TRIES = 3
+"""How often a run is planned that moves on meanwhile and seems to be refused."""
+
+
+def check(
+    engine: Engine,
+    *,
+    sample: int = 2000,
+    status: str | Iterable[str] | None = None,
+    flow: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    seed: int | None = None,
+) -> CheckReport:
+    """Check which runs in the engine's store would go on with its flows as they are now. Writes nothing.
+
+    `status` (None: all that can go on), `flow` and `tags` say which runs are meant. Of more than 5 000 runs `sample` are
+    checked: of each kind, by flow, fingerprint, place and error, the newest, the oldest and others by chance, and at
+    least five. `seed` (None: a new one) makes the same sample again of the same runs. Raises `StoreError` if the store
+    fails; a run that can't be read is a group of the report.
+
+    >>> engine = Engine(store, flows=[doubling])
+    >>> _ = engine.run(doubling, 21, run_id="r-1", stop_before="double", full=True)
+    >>> report = check(engine)
+    >>> report.ok, report.checked, [group.verdict for group in report.groups]
+    (True, 1, ['continue'])
+    """
+    check_number(sample, "sample", least=1)
+    clock = engine._options.clock
+    began = clock.monotonic()
+    filters: BulkFilters = {"flow": flow, "status": status, "tags": tags}
+    chosen_seed = random.SystemRandom().randrange(10**6) if seed is None else check_number(seed, "seed")
+    walked = Walked(engine, max(sample, MOST), random.Random(chosen_seed))  # noqa: S311 - repeatable on purpose
+    SyncDriver(clock).run(walk(engine.store, walked.visit, OPEN, **filters))
+    groups = Groups(engine._known().get)
+    for run_id, flow_name, verdict in walked.unread:
+        groups.add(flow_name, run_id, verdict)
+    is_sample = walked.total > max(sample, MOST)
+    checked = 0
+    for kind, runs in walked.kinds.items():
+        chosen = kind_sample(runs, sample, walked) if is_sample else runs.kept
+        for found in chosen:
+            planned = verdict_of(engine, engine.store, kind.flow, found)
+            if planned is not None:
+                groups.add(kind.flow, found.run_id, planned, runs.count / len(chosen))
+                checked += 1
+    return CheckReport(
+        checked=checked + len(walked.unread),
+        of=walked.total + len(walked.unread),
+        groups=groups.made(),
+        kinds=len(walked.kinds),
+        seed=chosen_seed if is_sample else None,
+        unknown=dict(sorted(walked.unknown.items())),
+        seconds=clock.monotonic() - began,
+    )
+
+
+class Kind(NamedTuple):
+    """The facts by which runs are told apart before they are checked."""
+
+    flow: str
+    fingerprint: str
+    place: str
+    error_type: str
+
+
+class Found(NamedTuple):
+    """A run in the list."""
+
+    run_id: str
+    status: str
+    sequence: int
+    """The number of its newest record."""
+
+
+class Runs:
+    """The runs of one kind, in the order of the list. Of many a part by chance is kept, each with the same chance."""
+
+    __slots__ = ("count", "kept", "newest", "oldest")
+
+    def __init__(self, newest: Found) -> None:
+        self.newest = self.oldest = newest
+        self.count = 0
+        self.kept: list[Found] = []
+
+    def add(self, found: Found, most: int, chance: random.Random) -> None:
+        """Add the next run; keep at most `most`."""
+        self.oldest = found
+        self.count += 1
+        if len(self.kept) < most:
+            self.kept.append(found)
+        elif (place := chance.randrange(self.count)) < most:
+            self.kept[place] = found
+
+
+class Walked:
+    """The runs that a walk over the list has met."""
+
+    def __init__(self, engine: Engine, most: int, chance: random.Random) -> None:
+        self._flows = engine._known()
+        self._store = engine.store
+        self._most = most
+        self.chance = chance
+        self.total = 0
+        self.kinds: dict[Kind, Runs] = {}
+        self.unknown: dict[str, int] = {}
+        self.unread: list[tuple[str, str, Verdict]] = []
+        """The runs whose row or beginning can't be read: id, flow and why."""
+
+    def visit(self, info: RunInfo) -> Routine[None]:
+        """Take in a run of the list."""
+        known = self._flows.get(info.flow)
+        if known is None and info.blocked_by != "damage":
+            self.unknown[info.flow] = self.unknown.get(info.flow, 0) + 1
+            return
+        try:
+            if known is None:
+                yield from ask(self._store, "get_run", info.run_id)
+            kind = yield from kind_of(self._store, info, is_workflow=known is not None and known.front == "workflow")
+        except RunNotFoundError:
+            return
+        except (StoreError, DeserializeStateError) as exc:
+            raise_unless_of_one_run(exc)
+            self.unread.append((info.run_id, info.flow, Verdict("not read", str(exc), exc)))
+            return
+        self.total += 1
+        found = Found(info.run_id, info.status, info.sequence)
+        self.kinds.setdefault(kind, Runs(found)).add(found, self._most, self.chance)
+
+
+def kind_of(store: Store, info: RunInfo, *, is_workflow: bool) -> Routine[Kind]:
+    """Read of which kind a run is."""
+    begun = yield from read_start(store, info.run_id)
+    fingerprint = "" if begun is None else str(begun.fields().get("fingerprint") or "")
+    places = [wait.wait_id for wait in info.waiting_for] or [info.error_node or info.next_node or ""]
+    if is_workflow and not places[0]:
+        newest: list[Record] = yield from ask(store, "read", info.run_id, kinds=(CHECKPOINT,), newest=True, limit=1)
+        places = [record.node_id for record in newest]
+    place = ", ".join(sorted({str(bare_node(place)) for place in places}))
+    return Kind(info.flow, fingerprint, place, info.error_type or "")
+
+
+def kind_sample(runs: Runs, sample: int, walked: Walked) -> list[Found]:
+    """Choose runs of one kind for the sample: the newest, the oldest, and others by chance."""
+    wanted = min(runs.count, max(LEAST, -(-sample * runs.count // walked.total)))
+    ends = [*dict.fromkeys((runs.newest, runs.oldest))]
+    others = [found for found in runs.kept if found not in ends]
+    return [*ends, *walked.chance.sample(others, min(len(others), wanted - len(ends)))]
+
+
+def verdict_of(engine: Engine, store: Store, flow_name: str, found: Found) -> Verdict | None:
+    """Plan one run as somebody would go on with it: one that failed by a retry. None: it is no longer there."""
+    flow = engine._known()[flow_name]
+    for _ in range(_TRIES):
+        request = ResumeRequest("retry" if found.status == "failed" else "resume")
+        options = {"reopen": True} if found.status == "blocked" else {}
+        try:
+            plan = engine._new_job(flow, found.run_id, options, request, store).plan(ignore_owner=True)
+            verdict = Verdict.of(plan)
+            info = store.get_run(found.run_id).info if verdict.is_bad else None
+        except RunNotFoundError:
+            return None
+        except MilepostError as exc:
+            raise_unless_of_one_run(exc)
+            return Verdict("not read", str(exc), exc)
+        if info is None or info.sequence == found.sequence:
+            break
+        # The run has moved on since it was listed, perhaps while it was planned.
+        found = Found(info.run_id, info.status, info.sequence)
+    return verdict
+
+
+def raise_unless_of_one_run(exc: MilepostError) -> None:
+    """Raise the error of a store that fails for all runs."""
+    if isinstance(exc, StoreClosedError) or (isinstance(exc, StoreError) and not exc.is_of_one_run):
+        raise exc

@@ -1,0 +1,158 @@
+"""Groups of runs that a resume would treat alike, made of the plans of single runs.
+
+The text of a refusal names the run and its data, so that no two texts are equal. Runs are grouped by facts instead: the
+flow, the verdict, the class of the refusal, the node or step without visit and item, and what has changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from milepost.checking.report import BAD, Group, GroupVerdict, Source
+from milepost.errors import CheckpointCorruptError, CheckpointVersionError, NonDeterminismError, StoreError
+from milepost.executor.flow import Flow, GraphFlow, find_node
+from milepost.model.reports import ResumePlan
+
+_REMEDY = re.compile(
+    r": (?=(?:if (?:a node|it) was renamed|add|begin|branch|bring|call|choose|compile|create|give|go on|lift|mark|mend|open|"
+    r"pass|put|raise|rename|restore|resume|retry|return|send|upgrade|use|wait)\b)"
+)
+"""The place in a refusal's text where the advice begins."""
+_STEP = re.compile(r"^(.*? step (?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")).*$", re.DOTALL)
+_ITEM = re.compile(r"(?<=/)\d+(?=/|$)|#\d+")
+EXAMPLES = 20
+"""The number of run ids that a group keeps."""
+
+
+class Verdict(NamedTuple):
+    """What would become of one run."""
+
+    verdict: GroupVerdict
+    reason: str
+    error: BaseException | None = None
+    differences: tuple[str, ...] = ()
+    node_id: str | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """True if the run can't go on."""
+        return self.verdict in BAD
+
+    @classmethod
+    def of(cls, plan: ResumePlan) -> Verdict:
+        """Return the verdict of a plan."""
+        if plan.error is not None and is_unreadable(plan.error):
+            return cls("not read", plan.reason, plan.error)
+        node_id = getattr(plan.error, "node_id", None) or plan.next_node or plan.from_node
+        return cls(plan.verdict, plan.reason, plan.error, plan.differences, node_id)
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Return whether an error says that a run's records can't be read, whatever the code is."""
+    return isinstance(error, (CheckpointCorruptError, CheckpointVersionError, StoreError))
+
+
+@dataclass(slots=True)
+class Gathered:
+    """A group while it grows."""
+
+    run_id: str
+    first: Verdict
+    checked: int = 0
+    estimate: float = 0.0
+    examples: list[str] = field(default_factory=list)
+
+
+class Groups:
+    """The groups of the runs that were checked so far."""
+
+    def __init__(self, find_flow: Callable[[str], Flow | None]) -> None:
+        self._find_flow = find_flow
+        self._gathered: dict[tuple[Any, ...], Gathered] = {}
+
+    def add(self, flow: str, run_id: str, verdict: Verdict, weight: float = 1.0) -> None:
+        """Add a run that stands for `weight` runs."""
+        group = self._gathered.setdefault((flow, *key_of(verdict)), Gathered(run_id, verdict))
+        group.checked += 1
+        group.estimate += weight
+        if len(group.examples) < EXAMPLES:
+            group.examples.append(run_id)
+
+    def made(self) -> tuple[Group, ...]:
+        """Return the groups: flows by name, and of each what is refused first."""
+        groups = [self._made(key[0], gathered) for key, gathered in self._gathered.items()]
+        return tuple(sorted(groups, key=lambda group: (group.flow, not group.is_bad, -group.runs, group.reason)))
+
+    def _made(self, flow: str, gathered: Gathered) -> Group:
+        error, known = gathered.first.error, self._find_flow(flow)
+        is_bad = gathered.first.is_bad
+        reason, remedy = split_reason(gathered.first.reason, gathered.run_id) if is_bad else (gathered.first.reason, "")
+        return Group(
+            flow=flow,
+            verdict=gathered.first.verdict,
+            reason=reason,
+            error_type=None if error is None or not is_bad else type(error).__name__,
+            differences=gathered.first.differences,
+            runs=max(round(gathered.estimate), gathered.checked),
+            checked=gathered.checked,
+            examples=tuple(gathered.examples),
+            remedy=remedy,
+            source=None if known is None else source_of(known, gathered.first.node_id),
+        )
+
+
+def key_of(verdict: Verdict) -> tuple[Any, ...]:
+    """Return what runs of a flow have in common that a resume would treat alike."""
+    error = verdict.error
+    if isinstance(error, NonDeterminismError):
+        return verdict.verdict, type(error), error.index, bare_step(error.recorded), bare_step(error.found)
+    if not verdict.is_bad:
+        return verdict.verdict, verdict.differences
+    return verdict.verdict, type(error), bare_node(verdict.node_id), verdict.differences
+
+
+def bare_node(node_id: str | None) -> str | None:
+    """Return the id of a node or wait without the numbers of its visit and of items."""
+    return None if node_id is None else _ITEM.sub("*", node_id)
+
+
+def bare_step(described: str) -> str:
+    """Return the description of a step without its arguments."""
+    return _STEP.sub(r"\1", described)
+
+
+def split_reason(text: str, run_id: str) -> tuple[str, str]:
+    """Split the text of a refusal into what is wrong, without the run's id, and what to do about it."""
+    problem, remedy = (*_REMEDY.split(text, maxsplit=1), "")[:2]
+    name = re.escape(repr(run_id))
+    problem = re.sub(rf" of run {name}(?= |,|$)", "", problem)
+    return re.sub(rf"^run {name}:? ", "", problem), remedy
+
+
+def source_of(flow: Flow, node_id: str | None) -> Source | None:
+    """Return where the function of a node, or of a workflow, is defined; of a node that is gone, where the entry is."""
+    if flow.front != "graph":
+        return place_of(cast("Any", flow).fn)
+    graph = cast("GraphFlow", flow)
+    known = None if node_id is None else find_node(graph, node_id)
+    unit = graph.units.get(graph.entry) if known is None else known[1]
+    return None if unit is None else place_of(unit.fn)
+
+
+def place_of(fn: Callable[..., Any]) -> Source | None:
+    """Return the file and the first line of a function; None for one that was not written in Python."""
+    fn = inspect.unwrap(fn)
+    while isinstance(fn, partial):
+        fn = inspect.unwrap(fn.func)
+    code = getattr(fn, "__code__", None) or getattr(getattr(type(fn), "__call__", None), "__code__", None)  # noqa: B004
+    if code is None:
+        return None
+    path = Path(code.co_filename)
+    return Source(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path), code.co_firstlineno)
