@@ -70,6 +70,15 @@ async def test_a_flow_is_run_inside_an_event_loop_by_the_twin():
     assert 7 == (await arun_flow(SHOP, Cart(), stubs={"pay": lambda state: Cart(state.items, 7)})).state.total
 
 
+def test_the_results_of_a_map_may_be_of_another_type_than_its_items():
+    def size(item: str) -> int:
+        return len(item)
+
+    graph = Graph(Cart).add_map("sizes", lambda cart: cart.items, size, merge=lambda cart, n: Cart(cart.items, sum(n)))
+    flow = graph.add_edge("sizes", END).set_entry("sizes").compile("sizes")
+    assert 7 == run_flow(flow, Cart(["pen", "book"])).state.total
+
+
 def test_a_stub_of_no_node_is_refused_with_the_nodes_that_there_are():
     with pytest.raises(
         OptionError, match="stubs name 'ship', which flow 'cart' does not have: its nodes are 'pick', 'pay'"

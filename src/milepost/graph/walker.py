@@ -392,7 +392,9 @@ class Walker:
         options = self.options
         if options.stop_after and visit.node_id in options.stop_after and (next_node != END or not self.is_root):
             raise self.stopped("after", visit.node_id)
-        return self.fresh(after) if options.isolate else after, next_node
+        if options.isolate:  # an item's result has another codec than the item
+            after = copy.deepcopy(after) if visit.data is None else self.flow.codec.decode(visit.data)
+        return after, next_node
 
     def complete_node(self, node_id: str, visit: int, updates: Mapping[str, Any] | None) -> None:
         """Take the position after a node that has completed, and count it."""
