@@ -2,6 +2,7 @@
 
 * `run_flow` runs a flow with stubs for nodes or steps, stricter than in production; waits and pauses pass at once.
   `context` serves a node, a step or a predicate alone.
+* `replay` plays a recorded run again, and compares it with its record.
 * `crashtest` stops a flow at every effect and checks that it goes on; `Stepper` performs its effects one at a time.
 * `FakeClock` is a clock that the test moves.
 * `StoreContract` is the contract that every store keeps.
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from milepost.testing.contexts import context
     from milepost.testing.contract import StoreContract
     from milepost.testing.crashing import Crash, CrashReport, NodeReport, NonDeterministicNode, crashtest
+    from milepost.testing.replaying import Replay, ReplayDifference, UnrecordedCall, replay
     from milepost.testing.running import arun_flow, run_flow
     from milepost.testing.stepping import Stepper
 
@@ -30,11 +32,15 @@ __all__ = [
     "FakeClock",
     "NodeReport",
     "NonDeterministicNode",
+    "Replay",
+    "ReplayDifference",
     "Stepper",
     "StoreContract",
+    "UnrecordedCall",
     "arun_flow",
     "context",
     "crashtest",
+    "replay",
     "run_flow",
 ]
 _names = __all__
@@ -47,6 +53,7 @@ _HOMES = {
     "contexts": "context",
     "contract": "StoreContract",
     "crashing": "Crash CrashReport NodeReport NonDeterministicNode crashtest",
+    "replaying": "Replay ReplayDifference UnrecordedCall replay",
     "running": "arun_flow run_flow",
     "stepping": "Stepper",
 }

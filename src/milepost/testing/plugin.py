@@ -9,6 +9,7 @@ plugin once by its name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from milepost.stores.memory import MemoryStore
     from milepost.testing.clock import FakeClock
     from milepost.testing.crashing import CrashReport
+    from milepost.testing.replaying import Replay
 
-__all__ = ["crashtest", "fake_clock", "memory_store", "run_flow"]
+__all__ = ["crashtest", "fake_clock", "memory_store", "replay", "run_flow"]
 
 
 @pytest.fixture
@@ -56,3 +58,14 @@ def crashtest() -> Callable[..., CrashReport]:
     from milepost.testing import crashing
 
     return crashing.crashtest
+
+
+@pytest.fixture
+def replay(request: pytest.FixtureRequest) -> Callable[..., Replay]:
+    """Return `milepost.testing.replay`, which looks for a file beside the test."""
+    from milepost.testing import replaying
+
+    def play(file: str | Path, flow: Any, **options: Any) -> Replay:
+        return replaying.replay(request.path.parent / file, flow, **options)
+
+    return play

@@ -1,0 +1,404 @@
+"""The driver of a replay: it answers each call of user code with the recorded outcome, and executes none of them.
+
+A call is one of a node, item, step or rollback if the core announces it, or gives it the context of a rollback. All
+other calls decide about the path (routers, merges, prompts, predicates, the items of a map) and are made. Calls of
+branches are answered in the order of their records, so that a failure stops the same nodes as it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, cast
+
+import msgspec
+
+from milepost.drivers.branches import Branch, Branches
+from milepost.drivers.threads import PendingSet
+from milepost.errors import AttemptTimedOut, class_name
+from milepost.executor.effects import Ask, Call, Effect, Gather, Outcome, Routine, Write
+from milepost.executor.flow import REPLACED, Flow, GraphFlow, MapWork, Part, StepFlow, Unit, Whole, find_node
+from milepost.executor.history import JournalHistory
+from milepost.executor.history_values import PendingRecord, StepRecord
+from milepost.graph.run import NodeRun
+from milepost.model.events import Event, NodeStarted
+from milepost.model.failure import message_of, type_name
+from milepost.model.record import CONTINUE, FAILURE, OWNER, WAIT, Record, parse_time, source_of
+from milepost.model.retry import Retry
+from milepost.options import Options
+from milepost.store import Signal, Store
+from milepost.testing.clock import FakeClock
+from milepost.testing.recorded import RecordedRun
+from milepost.testing.stepping import _StepDriver
+from milepost.verbs import Job
+from milepost.workflows.rollback import _UndoContext
+from milepost.workflows.run import Frame, StepRun
+from milepost.workflows.steps import Calls, Invokes, Step
+
+_TRIED_AGAIN = "was_tried_again"
+"""The name of an attribute of raised errors: True if another attempt followed in the record."""
+
+
+class Unrecorded(BaseException):
+    """The end of a replay at a call whose outcome the record does not have."""
+
+
+class RecordedRetry(Retry):
+    """The policy of nodes and steps that have none of their own: they were tried again where the record says so."""
+
+    __slots__ = ()
+
+    def allows(self, failures: int, error: BaseException) -> bool:
+        """Return whether another attempt followed in the record."""
+        return bool(vars(error).get(_TRIED_AGAIN))
+
+
+class _Clock(FakeClock):
+    """A clock that never shows the same time twice, so that a record of the replay is known by its time."""
+
+    def __init__(self, start: datetime) -> None:
+        super().__init__(start)
+        self.on_advance = []
+
+    def time(self) -> float:
+        now = super().time()
+        self._wall += 1
+        return now
+
+    def catch_up(self, moment: datetime) -> None:
+        """Go on to `moment`, unless it is over."""
+        if moment.timestamp() > super().time():
+            self.set(moment)
+
+
+class Player(_StepDriver):
+    """The driver of one replay. `run` are the ids of the nodes and steps that are executed."""
+
+    clock: _Clock
+
+    def __init__(self, recorded: RecordedRun, flow: Flow, run: frozenset[str]) -> None:
+        super().__init__(_Clock(parse_time(str(recorded.start.fields["timestamp"]))), ())
+        self.recorded = recorded
+        self.flow = flow
+        self._run = run
+        self._steps: dict[str, Step[Any]] = {}
+        self._signals: list[Signal] = []
+        """The recorded answers to the waits that the replay has come to, each for its wait."""
+        self._times: dict[str, str] = {}
+        """The times of the replay's own records, each with that of the same record of the run."""
+
+    def play(self, store: Store, run_id: str, given: dict[str, Any], state: Any) -> Any:
+        """Play the run, or with `if_exists` in `given` its next turn, and return its result."""
+        job = Job(cast("Flow", ReplayedFlow(self)), store, run_id, given, {"clock": self.clock}, None)
+        job.run.is_listening = True  # the calls of nodes and steps are announced then
+        self._times[job.run.followed_at] = str(self.recorded.start.fields["timestamp"])
+        return self.run(job.routine(state))
+
+    def publish(self, event: Event) -> list[Any]:
+        """Tell nobody: the events of a replay are no news."""
+        return []
+
+    def note(self, step: Step[Any], step_id: str) -> Step[Any]:
+        """Note a step that the code asks for, and return it."""
+        self._steps[step_id] = step
+        return step
+
+    def time_of(self, kind: str, node_id: str) -> str:
+        """Return the time of the next record of a kind and node; "" if there is none."""
+        times = self.recorded.times.get((kind, node_id))
+        return times[0] if times else ""
+
+    # -- effects ---------------------------------------------------------------------------------------
+
+    def perform(self, effect: Effect) -> Any:
+        """Return the answer of one effect, or raise its error."""
+        if isinstance(effect, Ask) and effect.method == "signals":
+            return [signal for signal in self._signals if signal.number > effect.kwargs["after"]]
+        if isinstance(effect, Ask) and effect.method == "claim":
+            self._written(effect.args[0].record)
+        answer = super().perform(effect)
+        if isinstance(effect, Write):
+            for record in effect.append.records:
+                self._written(record)
+        return answer
+
+    def _written(self, record: Record) -> None:
+        """Note the time that a record has in the run, and answer the wait that it begins."""
+        fields = record.fields()
+        times = self.recorded.times.get((record.kind, record.node_id))
+        if times and (record.kind != OWNER or fields.get("verb") == CONTINUE):
+            self._times[str(fields["timestamp"])] = times.popleft()
+        if record.kind == WAIT:
+            replies = self.recorded.replies.get(record.node_id)
+            reply = replies.popleft() if replies else None
+            if reply is not None:
+                self._reply(reply, fields)
+
+    def _reply(self, reply: StepRecord, wait: dict[str, Any]) -> None:
+        if "signal" not in reply.fields:
+            self.clock.catch_up(parse_time(wait["wake_at"]))
+            return
+        answer = msgspec.json.decode(reply.record.state() or b"{}", type=dict[str, msgspec.Raw])
+        payload = bytes(answer.get("payload", b"null"))
+        sent_at = msgspec.json.decode(answer.get("sent_at", b"null"))
+        number = len(self._signals) + 1
+        moment = self.clock.time() if sent_at is None else parse_time(sent_at).timestamp()
+        data = None if payload == b"null" else payload
+        self._signals.append(Signal(number, wait["signal"], data, None, wait["wait_id"], moment))
+
+    def _gather(self, gather: Gather) -> dict[str, Outcome]:
+        """Step all branches here. The call that is answered next is the one whose outcome was recorded first."""
+        branches = Branches(gather)
+        try:
+            while not branches.is_over:
+                while (item := branches.step()) is not None:
+                    branch, effect = item
+                    if isinstance(effect, Call):
+                        branches.want(branch, effect)
+                    else:
+                        self._answer_in(branches, branch, effect)
+                wanted = sorted(branches.admitted(), key=lambda wanted: self._place(wanted[1]))
+                for branch, call in wanted:
+                    branches.has_called(branch)
+                    if call is not wanted[0][1]:
+                        branches.want(branch, call)
+                if wanted:
+                    self._answer_in(branches, *wanted[0])
+        except BaseException as end:
+            self.run(branches.ended_by(end))
+            raise
+        return branches.outcomes
+
+    def _answer_in(self, branches: Branches, branch: Branch, effect: Effect) -> None:
+        try:
+            branches.answer(branch, self.perform(effect))
+        except Exception as exc:
+            branches.fail(branch, exc)
+
+    def _place(self, call: Call) -> float:
+        """Return the number of the record with a call's outcome: -1 for a call that is made, infinity for no record."""
+        if not _is_answered(call) or call.context is None:
+            return -1
+        outcomes = self.recorded.outcomes.get(call.context.node_id)
+        return outcomes[0].sequence if outcomes else math.inf
+
+    # -- calls -----------------------------------------------------------------------------------------
+
+    def _call(self, call: Call, open_calls: PendingSet | None = None) -> Any:
+        context = call.context
+        if context is not None:
+            context._followed_at = self._times.get(context._followed_at, context._followed_at)
+            outcomes = self.recorded.outcomes.get(context.node_id)
+            if self.recorded.origins and outcomes:
+                context._source = source_of(self.recorded.origins, outcomes[0].sequence)
+        if not _is_answered(call) or context is None:
+            return self._made(call)
+        if isinstance(context, _UndoContext):
+            return self._undone(context.node_id)
+        if any(context.node_id == name or context.node_id.startswith(f"{name}/") for name in self._run):
+            self._pass_over(context.node_id, context.attempt)
+            return self._made(call)
+        if not outcomes:
+            raise Unrecorded(f"{context.node_id!r} was called for visit {context.visit}, which is not recorded")
+        entry = outcomes.popleft()
+        self.clock.catch_up(parse_time(str(entry.fields["timestamp"])))
+        if entry.record.kind == FAILURE:
+            raise self._failure(call, entry.fields)
+        if isinstance(call.announce, NodeStarted):
+            return self._node_answer(call, entry)
+        work = self._steps[context.node_id].work
+        assert isinstance(work, Calls)
+        codec = cast("StepFlow", self.flow).codec_of(work.fn)
+        return codec.decode(bytes(entry.outcome().output), root="output")
+
+    def _made(self, call: Call) -> Any:
+        """Make a call; a coroutine runs in an event loop of its own, in a thread if this one has a loop."""
+        if not call.is_async or not _has_loop():
+            return super()._call(call)
+        ends: list[Any] = []
+        thread = threading.Thread(target=lambda: ends.append(_end_of(super(Player, self)._call, call)))
+        thread.start()
+        thread.join()
+        value, error = ends[0]
+        if error is not None:
+            raise error
+        return value
+
+    def _pass_over(self, node_id: str, attempt: int) -> None:
+        """Pass over the recorded outcomes of a visit that is executed."""
+        outcomes = self.recorded.outcomes.get(node_id)
+        while attempt == 1 and outcomes:
+            entry = outcomes.popleft()
+            if entry.record.kind != FAILURE or not entry.fields.get("retry_at"):
+                return
+
+    def _undone(self, step_id: str) -> None:
+        entry = self.recorded.history.undone.get(step_id)
+        if entry is None:
+            raise Unrecorded(f"the rollback of {step_id!r} was called, which is not recorded")
+        if entry.fields.get("error_type") is not None:
+            raise raised_again(entry.fields, None)
+
+    def _failure(self, call: Call, fields: Mapping[str, Any]) -> Exception:
+        assert call.context is not None
+        if fields.get("op") == "timeout":
+            timed_out = AttemptTimedOut(call.timeout or 0.0)
+            timed_out.args = (fields.get("message"),)
+            vars(timed_out)[_TRIED_AGAIN] = fields.get("retry_at") is not None
+            return timed_out
+        node_id = call.context.node_id
+        if not isinstance(call.announce, NodeStarted):
+            return raised_again(fields, self._steps[node_id].modifiers.retry)
+        _, unit, is_item = self._unit(node_id)
+        each = cast("MapWork", unit.work).each if is_item else unit
+        return raised_again(fields, cast("Unit", each).retry)
+
+    def _unit(self, node_id: str) -> tuple[GraphFlow, Unit, bool]:
+        """Find a node of the graph, or of a graph that is a step of the workflow."""
+        graph, inner = self.flow, node_id
+        for step_id, step in self._steps.items():
+            if isinstance(step.work, Invokes) and node_id.startswith(f"{step_id}/") and step.work.flow.front == "graph":
+                graph, inner = step.work.flow, node_id[len(step_id) + 1 :]
+        found = find_node(cast("GraphFlow", graph), inner)
+        assert found is not None
+        return found
+
+    def _node_answer(self, call: Call, entry: StepRecord) -> Any:
+        """Make what a node returned: a whole state or, where a join needs to know them, the values for its reducers."""
+        graph, unit, is_item = self._unit(entry.record.node_id)
+        data = self.recorded.state_of(entry)
+        if is_item:
+            return cast("MapWork", unit.work).results.decode(data, root="output")
+        after, codec = graph.codec.decode(data), graph.update_codec
+        if codec is None or not graph.takes_parts or not entry.fields.get("branch"):
+            return Whole(after)
+        updates = entry.fields.get("updates") or {}
+        own = (updates[-1] if updates else {}) if isinstance(updates, list) else updates
+        if REPLACED in own:
+            return Whole(after)
+        before = graph.codec.decode(graph.codec.encode(call.args[-1]))
+        given = codec.decode(msgspec.json.encode(own), root="updates")
+        was, now = (msgspec.json.decode(graph.codec.encode(state)) for state in (before, after))
+        others = [name for name in now if name not in given and now[name] != was.get(name)]
+        read = after.get if isinstance(after, dict) else lambda name: getattr(after, name)
+        part = Part({**{name: read(name) for name in others}, **given})
+        return part.fields if graph.codec.encode(graph.accept(unit, before, part)) == data else Whole(after)
+
+
+def _is_answered(call: Call) -> bool:
+    """Return whether a call is one of a node, item, step or rollback."""
+    return call.announce is not None or isinstance(call.context, _UndoContext)
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _end_of(make: Callable[[Call], Any], call: Call) -> tuple[Any, BaseException | None]:
+    try:
+        return make(call), None
+    except BaseException as exc:
+        return None, exc
+
+
+# -- the flow, with the record's facts -------------------------------------------------------------------------
+
+
+class ReplayedFlow:
+    """A flow whose run begins with what the record says of its beginning."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._player.flow, name)
+
+    def new_run(self, store: Store | None, run_id: str, options: Options, *, is_listening: bool) -> NodeRun | StepRun:
+        """Make a run."""
+        start = self._player.recorded.start
+        if self._player.flow.front == "graph":
+            return NodeRun(cast("GraphFlow", self), store, run_id, options, is_listening=is_listening)
+        run = _ReplayedSteps(cast("StepFlow", self), store, run_id, options, is_listening=is_listening)
+        run.player, run.version = self._player, int(start.fields.get("flow_version") or 1)
+        run.know(JournalHistory(start=start))
+        return run
+
+    def taken_up(self, before: Any, given: Any) -> Any:
+        """Return the state of a turn, which is recorded as a whole."""
+        return given
+
+
+class _ReplayedSteps(StepRun):
+    """A run of a workflow whose records have the times of the recorded ones."""
+
+    __slots__ = ("player",)
+    player: Player
+
+    def _asked(self, frame: Frame, asked: Any) -> Step[Any]:
+        step = super()._asked(frame, asked)
+        return self.player.note(step, frame.prefix + step.name)
+
+    def do(self, step: Step[Any], step_id: str, frame: Frame, **given: Any) -> Routine[Any]:
+        return super().do(self.player.note(step, step_id), step_id, frame, **given)
+
+    def record(self, drafts: tuple[PendingRecord, ...], *, at: str = "", **given: Any) -> Routine[tuple[int, str]]:
+        known = self.player.time_of(drafts[-1].kind, drafts[-1].step_id) if drafts else ""
+        return super().record(drafts, at=known or at, **given)
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+
+
+def raised_again(fields: Mapping[str, Any], policy: Retry | None) -> Exception:
+    """Make the error that a record tells of: of a built-in class or one that the policy names, else of a stand-in.
+
+    A stand-in has the name, the message and, as far as they are recorded, the names of the bases of the class.
+    """
+    name, message = str(fields.get("error_type")), str(fields.get("message") or "")
+    was_tried_again = fields.get("retry_at") is not None
+    kind = _known(name, policy) or _unknown(name, fields.get("error_bases") or (), policy if was_tried_again else None)
+    error: Exception | None = None
+    with suppress(Exception):  # some classes take other arguments
+        error = kind(message)
+    if error is None or (type_name(error), message_of(error)) != (name, message):
+        stand_in = _stand_in(kind, name, message)
+        error = stand_in.__new__(stand_in)
+    vars(error)[_TRIED_AGAIN] = was_tried_again
+    return error
+
+
+def _known(name: str, policy: Retry | None) -> type[Exception] | None:
+    """Find the class of an error among built-in classes and those of a policy, where it may have moved to another module."""
+    named = [] if policy is None else [*policy.retry_on, *policy.give_up_on]
+    found = [getattr(builtins, name, None)]
+    found += [kind for kind in named if name in {class_name(kind), f"{kind.__module__}.{kind.__qualname__}"}]
+    found += [kind for kind in named if name.rpartition(".")[2] == kind.__name__]
+    return next((kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)), None)
+
+
+def _unknown(name: str, bases: Sequence[str], policy: Retry | None) -> type[Exception]:
+    """Make the base of a stand-in for an unknown class; with a `policy`, which tried it again, of a class that it names."""
+    kind: type[Exception] = Exception
+    if policy is not None:
+        kind = next((allowed for allowed in policy.retry_on if issubclass(allowed, Exception)), Exception)
+    for base in [base for base in bases if base != name][::-1]:
+        known = getattr(builtins, base, None)
+        kind = known if isinstance(known, type) and issubclass(known, kind) else _stand_in(kind, base)
+    return kind
+
+
+def _stand_in(kind: type[Exception], name: str, message: str | None = None) -> type[Exception]:
+    module, _, qualname = name.rpartition(".")
+    members: dict[str, Any] = {"__module__": module or "builtins", "__qualname__": qualname}
+    if message is not None:
+        members["__str__"] = lambda error: message
+    return type(qualname, (kind,), members)

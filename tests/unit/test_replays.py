@@ -1,0 +1,340 @@
+"""Recorded runs as regression tests: nothing is executed, and each change of the code's decisions is found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milepost import (
+    END,
+    Context,
+    Graph,
+    MemoryStore,
+    NodeError,
+    Retry,
+    StepError,
+    Steps,
+    WorkflowContext,
+    current,
+    step,
+    workflow,
+)
+from milepost.errors import OptionError
+from milepost.testing import ReplayDifference, UnrecordedCall, replay, run_flow
+from milepost.testing.tables import for_each
+
+pytest_plugins = ["milepost.testing.plugin"]
+wide = pytest.mark.wide
+
+CALLS: list[str] = []
+"""What was executed: the nodes and steps are not pure, and count."""
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    CALLS.clear()
+
+
+class Declined(Exception):
+    """An error that is made of two values."""
+
+    def __init__(self, bank: str, code: int) -> None:
+        super().__init__(f"{bank} says {code}")
+
+
+@dataclass
+class Order:
+    id: str
+    items: list[str] = field(default_factory=lambda: ["pen", "ink", "cap"])
+    prices: list[int] = field(default_factory=list)
+    stock: str = ""
+    risk: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    by: str = ""
+
+
+def note(name: str, **changes: Any) -> Callable[[Order], Order]:
+    def node(order: Order) -> Order:
+        CALLS.append(name)
+        return replace(order, **{key: value() if callable(value) else value for key, value in changes.items()})
+
+    return node
+
+
+def merged(order: Order, ends: dict[str, Order]) -> Order:
+    return replace(order, stock=ends["stock"].stock, risk=ends["score"].risk)
+
+
+def priced(ctx: Context[Any], item: str) -> int:
+    CALLS.append(f"price {item}")
+    if item == "ink" and ctx.attempt < 3:
+        raise Declined("the shop", ctx.attempt)
+    return random.randint(1, 10**9)
+
+
+def charge(ctx: Context[Any], order: Order) -> Order:
+    CALLS.append("charge")
+    if ctx.attempt == 1:
+        raise ConnectionError("the bank is closed")
+    return replace(order, notes=[*order.notes, str(datetime.now(UTC))])
+
+
+def after_charge(ctx: Context[Any], order: Order) -> str:
+    """A router that draws: the recorded bits give the same number again."""
+    return "ship" if order.by and ctx.random() >= 0 and ctx.now() else "review"
+
+
+def orders(**changed: Any) -> Any:
+    """A graph with a map, a fork, a wait, retries and a router. `changed` are other decisions than the recorded ones."""
+    retried = Retry(max_attempts=3, backoff=0.01, retry_on=(Declined, ConnectionError))
+    over = changed.get("over", lambda order: order.items)
+    prompt = changed.get("prompt", lambda order: f"{order.id}: {len(order.prices)} items")
+    return (
+        Graph(Order)
+        .add_map("price", over, priced, merge=lambda order, prices: replace(order, prices=prices), retry=retried)
+        .add_node("begin", note("begin"))
+        .add_node("stock", note("stock", stock=lambda: f"shelf {random.random()}"))
+        .add_node("score", note("score", risk=random.random))
+        .add_node("join", note("join"), merge=changed.get("merge", merged))
+        .add_wait(
+            "approve",
+            "approval",
+            payload=str,
+            prompt=prompt,
+            apply=changed.get("apply", lambda order, reply: replace(order, by=f"{reply.payload} {reply.sent_at}")),
+        )
+        .add_node("charge", charge, retry=changed.get("retry", retried))
+        .add_node("ship", changed.get("ship", note("ship")))
+        .add_node("review", note("review"))
+        .add_edge("price", "begin")
+        .add_edge("begin", "stock")
+        .add_edge("begin", "score")
+        .add_edge("stock", "join")
+        .add_edge("score", "join")
+        .add_edge("join", "approve")
+        .add_edge("approve", "charge")
+        .add_conditional_edge("charge", changed.get("route", after_charge), ["ship", "review"])
+        .add_edge("ship", END)
+        .add_edge("review", END)
+        .set_entry("price")
+        .compile("orders")
+    )
+
+
+def exported(flow: Any, given: Any, **options: Any) -> bytes:
+    """Run a flow and export it."""
+    with MemoryStore() as store:
+        run_flow(flow, given, store=store, run_id="o-17", **options)
+        CALLS.clear()
+        return store.export("o-17")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> bytes:
+    return exported(orders(), Order("o-17"), signals={"approval": "ada"})
+
+
+def test_a_graph_is_replayed_without_a_call(recorded: bytes):
+    again = replay(recorded, orders())
+    again.check()
+    assert "finished" == again.result.status
+    assert ("price/0", "price/2", "price/1", "price") == again.path[:4]  # the ink's price came at its third attempt
+    assert ("approve", "charge", "ship") == again.path[-3:]
+    assert [] == CALLS
+
+
+@for_each(
+    "changed, at, line",
+    [
+        ({"route": lambda order: "review"}, "visit 1 of 'charge'", '~ next_node  "ship" -> "review"'),
+        ({"prompt": "well?"}, "visit 1 of 'approve', before it began", '~ prompt  "o-17: 3 items" -> "well?"'),
+        ({"over": lambda order: order.items[:2]}, "visit 1 of 'price', before it began", '- items[2]  "cap"'),
+        ({"over": lambda order: [*order.items, "x"]}, "visit 1 of 'price', before it began", '+ items[3]  "x"'),
+        ({"apply": lambda order, reply: replace(order, by="me")}, "visit 1 of 'approve'", "~ state.by"),
+        ({"merge": lambda order, ends: ends["other"]}, "visit 1 of 'join'", "KeyError: 'other'"),
+        ({"retry": Retry(max_attempts=3, retry_on=(Declined,))}, "visit 1 of 'charge'", "did not come there"),
+        ({"retry": Retry(max_attempts=1)}, "visit 1 of 'charge'", "ConnectionError: the bank is closed"),
+    ],
+)
+def test_a_change_of_a_graphs_decisions_is_the_first_difference(recorded: bytes, changed: Any, at: str, line: str):
+    with pytest.raises(ReplayDifference) as refused:
+        replay(recorded, orders(**changed)).check()
+    assert f" at {at}" in str(refused.value)
+    assert line in str(refused.value)
+    assert [] == CALLS
+
+
+def test_a_call_that_is_not_recorded_is_never_made(recorded: bytes):
+    again = replay(recorded, orders(route=lambda order: "review"))
+    with pytest.raises(UnrecordedCall, match="'review' was called for visit 1, which is not recorded"):
+        again.check()
+    with pytest.raises(UnrecordedCall):
+        again.result  # noqa: B018
+    assert [] == CALLS
+
+
+def test_named_nodes_run_for_real_on_the_recorded_state(recorded: bytes):
+    def ship(order: Order) -> Order:
+        CALLS.append(order.by.partition(" ")[0])
+        return replace(order, notes=["shipped"])
+
+    again = replay(recorded, orders(ship=ship), run=["ship"])
+    assert ["ada"] == CALLS
+    assert ["shipped"] == again.result.state.notes
+    with pytest.raises(ReplayDifference, match="visit 1 of 'ship'"):
+        again.check()
+    again.check(state=False, output=False)
+    CALLS.clear()
+
+
+def test_a_run_of_another_flow_is_refused(recorded: bytes):
+    other = Graph(Order).add_node("a", note("a")).add_edge("a", END).set_entry("a").compile("other")
+    with pytest.raises(OptionError, match="is one of flow 'orders', not of 'other'"):
+        replay(recorded, other)
+
+
+def test_the_fixture_looks_beside_the_test(recorded: bytes, replay: Any, request: pytest.FixtureRequest):
+    file = Path(__file__).with_name("orders-o-17.jsonl")
+    file.write_bytes(recorded)
+    try:
+        replay(file.name, orders()).check()
+    finally:
+        file.unlink()
+
+
+# -- workflows ---------------------------------------------------------------------------------------------------
+
+
+def quote(item: str) -> int:
+    CALLS.append("quote")
+    return random.randint(1, 10**9)
+
+
+def pay(total: int) -> str:
+    CALLS.append("pay")
+    if current().attempt == 1:
+        raise Declined("the bank", 1)
+    return f"paid {total}"
+
+
+def fail(total: int) -> str:
+    CALLS.append("fail")
+    raise Declined("the post", 2)
+
+
+def unpay(ctx: Any, paid: str) -> None:
+    CALLS.append(f"undo {paid}")
+
+
+def purchases(*, ends: str = "well", **changed: Any) -> Any:
+    @workflow("purchases")
+    def purchases(ctx: WorkflowContext[Any], item: str) -> Steps[str]:
+        total = yield from step("quote").python(quote, args=(changed.get("item", item),))
+        if changed.get("swap"):
+            yield from step("ask").wait_for("approval", payload=bool)
+        paid = (
+            yield from step("pay")
+            .with_rollback(unpay)
+            .retry(changed.get("attempts", 2), 0.01)
+            .python(pay, args=(total + changed.get("more", 0),))
+        )
+        each = yield from step("each").map(quote, items=[item, "ink"])
+        gift = yield from step("gift").when(changed.get("when", lambda ctx: False)).python(quote, args=("gift",))
+        if not changed.get("swap"):
+            yield from step("ask").wait_for("approval", payload=bool)
+        try:
+            yield from step("post").python(fail, args=(total,))
+        except StepError as error:
+            if ends == "badly" or not error.matches(Declined):
+                raise
+        return changed.get("answer", f"{paid} {len(each)} {bool(gift)} {ctx.now() > datetime(2020, 1, 1, tzinfo=UTC)}")
+
+    return purchases
+
+
+@pytest.fixture(scope="module")
+def purchased() -> bytes:
+    return exported(purchases(), {"item": "pen"}, signals={"approval": True})
+
+
+def test_a_workflow_is_replayed_without_a_call(purchased: bytes):
+    again = replay(purchased, purchases())
+    again.check()
+    assert again.result.output.endswith("2 False True")
+    assert [] == CALLS
+
+
+@for_each(
+    "changed, at, line",
+    [
+        ({"item": "book"}, "visit 1 of 'quote'", '~ args.text  "[\\"pen\\"]" -> "[\\"book\\"]"'),
+        ({"more": 1}, "visit 1 of 'pay'", "~ args.text"),
+        ({"swap": True}, "visit 1 of 'pay'", "visit 1 of 'ask' came instead"),
+        ({"attempts": 1}, "visit 1 of 'pay'", "Declined: the bank says 1"),
+        ({"when": lambda ctx: True}, "visit 1 of 'gift'", "'gift' was called for visit 1, which is not recorded"),
+    ],
+)
+def test_a_change_of_a_workflows_code_is_the_first_difference(purchased: bytes, changed: Any, at: str, line: str):
+    with pytest.raises(ReplayDifference) as refused:
+        replay(purchased, purchases(**changed)).check()
+    assert f" at {at}" in str(refused.value)
+    assert line in str(refused.value)
+    assert [] == CALLS
+
+
+def test_another_return_value_is_a_difference_of_the_output(purchased: bytes):
+    again = replay(purchased, purchases(answer="other"))
+    with pytest.raises(ReplayDifference, match=r'~ output  "paid .* -> "other"'):
+        again.check()
+    again.check(output=False)
+
+
+def test_a_failed_run_fails_again_and_its_rollbacks_are_answered():
+    with MemoryStore() as store:
+        with pytest.raises(StepError):
+            run_flow(purchases(ends="badly"), {"item": "pen"}, signals={"approval": True}, store=store, run_id="o-17")
+        data = store.export("o-17")
+    CALLS.clear()
+    again = replay(data, purchases(ends="badly"))
+    again.check()
+    with pytest.raises(StepError, match="Declined: the post says 2"):
+        again.result  # noqa: B018
+    with pytest.raises(ReplayDifference, match="Declined: the post says 2, and now it finishes"):
+        replay(data, purchases()).check()
+    assert [] == CALLS
+
+
+def test_a_run_that_waits_is_replayed_up_to_where_it_stands():
+    with MemoryStore() as store:
+        with pytest.raises(Exception, match="waits for ask"):
+            run_flow(purchases(), {"item": "pen"}, store=store, run_id="o-17")
+        data = store.export("o-17")
+    CALLS.clear()
+    replay(data, purchases()).check()
+    with pytest.raises(ReplayDifference, match="at visit 1 of 'quote'"):
+        replay(data, purchases(item="ink")).check()
+    assert [] == CALLS
+
+
+def test_a_graph_that_failed_fails_again():
+    def node(order: Order) -> Order:
+        raise Declined("the bank", 3)
+
+    graph = Graph(Order).add_node("a", note("a")).add_node("b", node).add_edge("a", "b").add_edge("b", END)
+    flow = graph.set_entry("a").compile("short")
+    with MemoryStore() as store:
+        with pytest.raises(NodeError):
+            flow.run(Order("o-17"), store=store, run_id="o-17")
+        data = store.export("o-17")
+    CALLS.clear()
+    again = replay(data, flow)
+    again.check()
+    with pytest.raises(NodeError, match="Declined: the bank says 3"):
+        again.result  # noqa: B018
+    assert [] == CALLS
