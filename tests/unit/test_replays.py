@@ -29,7 +29,6 @@ from milepost.errors import OptionError
 from milepost.testing import ReplayDifference, UnrecordedCall, replay, run_flow
 from milepost.testing.tables import for_each
 
-pytest_plugins = ["milepost.testing.plugin"]
 wide = pytest.mark.wide
 
 CALLS: list[str] = []
