@@ -22,13 +22,13 @@ from milepost.drivers.branches import Branch, Branches
 from milepost.drivers.threads import PendingSet
 from milepost.errors import AttemptTimedOut, class_name
 from milepost.executor.effects import Ask, Call, Effect, Gather, Outcome, Routine, Write
-from milepost.executor.flow import REPLACED, Flow, GraphFlow, MapWork, Part, StepFlow, Unit, Whole, find_node
+from milepost.executor.flow import Flow, GraphFlow, MapWork, Part, StepFlow, Unit, Whole, find_node
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_values import PendingRecord, StepRecord
 from milepost.graph.run import NodeRun
 from milepost.model.events import Event, NodeStarted
 from milepost.model.failure import message_of, type_name
-from milepost.model.record import CONTINUE, FAILURE, OWNER, WAIT, Record, parse_time, source_of
+from milepost.model.record import CONTINUE, FAILURE, OWNER, REPLACED, WAIT, Record, parse_time, source_of
 from milepost.model.retry import Retry
 from milepost.options import Options
 from milepost.store import Signal, Store
@@ -36,7 +36,7 @@ from milepost.testing.clock import FakeClock
 from milepost.testing.recorded import RecordedRun
 from milepost.testing.stepping import _StepDriver
 from milepost.verbs import Job
-from milepost.workflows.rollback import _UndoContext
+from milepost.workflows.rollback import UndoContext
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.steps import Calls, Invokes, Step
 
@@ -198,7 +198,7 @@ class Player(_StepDriver):
                 context._source = source_of(self.recorded.origins, outcomes[0].sequence)
         if not _is_answered(call) or context is None:
             return self._made(call)
-        if isinstance(context, _UndoContext):
+        if isinstance(context, UndoContext):
             return self._undone(context.node_id)
         if any(context.node_id == name or context.node_id.startswith(f"{name}/") for name in self._run):
             self._pass_over(context.node_id, context.attempt)
@@ -292,7 +292,7 @@ class Player(_StepDriver):
 
 def _is_answered(call: Call) -> bool:
     """Return whether a call is one of a node, item, step or rollback."""
-    return call.announce is not None or isinstance(call.context, _UndoContext)
+    return call.announce is not None or isinstance(call.context, UndoContext)
 
 
 def _has_loop() -> bool:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from milepost.executor.flow import Renames
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import newest_renames, read_history
 from milepost.executor.history_values import COUNTED_FAILURES, StepRecord, parent_of, prefix_of
+from milepost.executor.renames import Renames
 from milepost.model.ranges import is_live
 from milepost.model.record import (
     CHECKPOINT,
