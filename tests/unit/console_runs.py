@@ -44,7 +44,7 @@ def asking(amount: int):
 
 @workflow("paying")
 def paying(n: int):
-    first = yield from step("reserve").with_rollback(lambda: None).python(lambda: n)
+    first = yield from step("reserve").with_rollback(lambda n: None).python(lambda: n)
     yield from step("pay").python(lambda: 1 / 0)
     return first
 

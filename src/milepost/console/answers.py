@@ -100,12 +100,8 @@ def to_json(value: Any) -> bytes:
 
 
 def mark_of(values: Mapping[str, Any]) -> str:
-    """Return a digest of a page's values: a page whose mark is the same has not changed.
-
-    A timeline does not count: while somebody works it grows all the time.
-    """
-    counted = {name: value for name, value in values.items() if name != "timeline"}
-    return hashlib.sha256(to_json(counted)).hexdigest()[:16]
+    """Return a digest of a page's values: a page whose mark is the same has not changed."""
+    return hashlib.sha256(to_json(values)).hexdigest()[:16]
 
 
 def render(page: Page, around: Mapping[str, Any], *, part: str | None = None) -> str | None:

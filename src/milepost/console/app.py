@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import isawaitable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from milepost.adapters.user_stores import AnyStore
 from milepost.console import answers, guard
 from milepost.console.actions import ACTIONS
 from milepost.console.bulk import find_batch, perform_batch
@@ -26,6 +25,9 @@ from milepost.engine.engine import Engine
 from milepost.errors import OptionError
 from milepost.errors import shown as shown_value
 from milepost.model.ids import new_nonce
+
+if TYPE_CHECKING:
+    from milepost.adapters.user_stores import AnyStore
 
 NAVIGATION = (
     ("home", "Needs a person", ()),
@@ -61,18 +63,22 @@ def console(
         raise OptionError("write needs user: an action is done by somebody", option="write")
     hosts = {"*"} if user is not None and allow_hosts is None else {*(allow_hosts or ())}
     engine = engine_or_store if isinstance(engine_or_store, Engine) else Engine(engine_or_store)
-    return Console(_site(engine, user, write, base_path, hide, hide_errors), hosts)
+    return Console(
+        make_site(engine, user=user, write=write, base_path=base_path, hide=hide, hide_errors=hide_errors), hosts
+    )
 
 
-def _site(
+def make_site(
     engine: Engine,
+    *,
     user: User | None,
     write: Write | bool,
     base_path: str | None,
     hide: Sequence[str],
     hide_errors: bool,
+    store_words: Sequence[str] = (),
 ) -> Site:
-    """Check the options of a console."""
+    """Check the options of a console. Raises `OptionError`."""
     if base_path is not None and (not base_path.startswith("/") or base_path.endswith("/")):
         raise OptionError(
             f"base_path begins with / and does not end with it, unlike {shown_value(base_path)}", option="base_path"
@@ -81,7 +87,7 @@ def _site(
         raise OptionError(
             f"write is False, True or a function of (user, action, run_id), not {shown_value(write)}", option="write"
         )
-    return Site(engine, user, write, base_path, Veil(hide, errors=hide_errors))
+    return Site(engine, user, write, base_path, Veil(hide, errors=hide_errors), tuple(store_words))
 
 
 class Console:
@@ -274,11 +280,13 @@ def _no_page(is_raw: bool) -> Problem:
 
 
 def _path_of(place: Place | None) -> tuple[str, ...]:
-    """Return the segments of a page's path."""
+    """Return the segments of a page's path. The page that an answer gets is that of its run."""
     if place is None:
         return ()
-    pattern = next(pattern for pattern, name in PAGES.items() if name == place.name)
     ids = iter(place.ids)
+    tables = ((name, pattern) for table in (PAGES, DEEDS) for pattern, name in table.items())
+    wanted = {"answer": "run"}.get(place.name, place.name)
+    pattern = next((pattern for name, pattern in tables if name == wanted), ())
     return tuple(next(ids) if part == "*" else part for part in pattern)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from milepost.console.answers import Page
@@ -63,7 +62,7 @@ def confirm(site: Site, asked: Asked) -> Page:
     or "1000+"), `command`, `fields` (names and values of the form's hidden inputs), `action` (the path to send it to).
     """
     deed = _deed_of(asked)
-    before = iso(datetime.now(UTC)) or ""
+    before = iso(site.now) or ""
     found = _matching(site, asked, deed, before, COUNTED + 1)[0]
     fields = [("what", asked.text("what")), ("before", before), *_given(asked)]
     values = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -36,6 +37,11 @@ class Site:
     def store(self) -> Store:
         """The store whose runs are shown."""
         return self.engine.store
+
+    @property
+    def now(self) -> datetime:
+        """The time, by the store's clock."""
+        return datetime.fromtimestamp(self.store.clock.time(), UTC)
 
     def find(self, run_id: str) -> RunInfo | None:
         """Return a run's row; None: there is no such run."""

@@ -29,8 +29,8 @@ def show_home(site: Site, asked: Asked) -> Page:
     """
     store = site.store
     failed = store.list_runs(status="failed", limit=READ)
-    old = store.list_runs(status="ready", updated_before=datetime.now(UTC) - UNTAKEN, limit=COUNTED + 1)
-    due = [info for info in old if info.wake_at is None or info.wake_at <= datetime.now(UTC)]
+    old = store.list_runs(status="ready", updated_before=site.now - UNTAKEN, limit=COUNTED + 1)
+    due = [info for info in old if info.wake_at is None or info.wake_at <= site.now]
     waiting = store.list_runs(status="waiting", limit=READ)
     asking = [info for info in waiting if any(wait.signal is not None for wait in info.waiting_for)]
     asking.sort(key=lambda info: (info.wake_at or datetime.max.replace(tzinfo=UTC), info.updated_at))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from time import time
 from typing import Any
 
 import msgspec
@@ -78,18 +77,20 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "locked": locked,
         "is_long": latest.newest >= LONG,
         "buttons": buttons_of(site, info),
-        "reasons": reasons(view, locked),
+        "reasons": reasons(view, site.now, locked),
         "error": _error(info, records),
         "waits": [wait_values(wait, asked, refused, is_locked=locked is not None) for wait in info.waiting_for],
         "graph": graph_document(content) if isinstance(content, RunStatus) else None,
         "table": {"columns": list(columns), "rows": cells},
-        "timeline": timeline_of(view, records, to_scale=asked.text("scale") == "true"),
+        "timeline": timeline_of(view, records, site.now, to_scale=asked.text("scale") == "true"),
         "history": _history(site, asked, locked),
         "inputs": None if locked else _inputs(site, records),
         "output": None if locked or info.status != "finished" else _output(site, run_id, view),
         "origin": _origin(info),
         "actions": [] if locked else [action._asdict() for action in reversed(view.actions)],
     }
+    if locked:
+        values["timeline"]["marks"] = []  # they name people
     values["markdown"] = _markdown(values, info)
     return Page("run.html", f"Run {run_id}", values, status)
 
@@ -98,7 +99,7 @@ def _with_info(latest: RunSnapshot, info: RunInfo) -> RunRow:
     return msgspec.structs.replace(latest.row, info=info)
 
 
-def reasons(view: RunView, locked: str | None) -> list[dict[str, str]]:
+def reasons(view: RunView, now: datetime, locked: str | None) -> list[dict[str, str]]:
     """Return why a run does not move, each with its remedy; [] while somebody executes it, and after a good end."""
     row, info = view.latest.row, view.latest.row.info
     found: list[tuple[str, str]] = []
@@ -112,7 +113,7 @@ def reasons(view: RunView, locked: str | None) -> list[dict[str, str]]:
     if info.status == "dead":
         found.append(("its owner stopped without a word", "a worker takes it over"))
     if info.status == "ready":
-        due = info.wake_at is not None and info.wake_at > datetime.now(UTC)
+        due = info.wake_at is not None and info.wake_at > now
         found.append(
             (f"it is due at {utc(info.wake_at)}" if due and info.wake_at else "no worker has taken it", "start one")
         )
@@ -184,12 +185,12 @@ def wait_values(wait: Wait, asked: Asked, refused: AnswerRefusedError | None, *,
     }
 
 
-def timeline_of(view: RunView, records: Sequence[Record], *, to_scale: bool) -> dict[str, Any]:
+def timeline_of(view: RunView, records: Sequence[Record], now: datetime, *, to_scale: bool) -> dict[str, Any]:
     """Return the timeline of a run as JSON."""
     content, row = view.content, view.latest.row
     running = content.next_nodes if isinstance(content, RunStatus) else (content.next_step,)
     # The bars of what goes on grow in steps: in between the page stays the same, and is not sent again.
-    now = datetime.fromtimestamp(time() // _STEP * _STEP, UTC)
+    now = datetime.fromtimestamp(now.timestamp() // _STEP * _STEP, UTC)
     return timeline_document(
         read_timeline(
             records,

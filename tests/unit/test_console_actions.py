@@ -1,0 +1,327 @@
+"""The actions of the console: each is one verb of the engine, and a worker does the work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal
+
+import pytest
+from console_runs import adding, new_engine
+from starlette.testclient import TestClient
+
+from milepost import Engine, MemoryStore, SQLiteStore, step, workflow
+from milepost.codec.schema import schema_of
+from milepost.console import console
+from milepost.console.forms import inputs_of, read_payload
+from milepost.errors import RunSuspended
+from milepost.model.info import RunInfo
+
+OWN = {"sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with new_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: Engine) -> TestClient:
+    return writer(engine)
+
+
+def writer(engine: Engine, **options: Any) -> TestClient:
+    app = console(engine, user=lambda request: "ada", write=True, **options)
+    return TestClient(app, base_url="http://localhost", headers=OWN, follow_redirects=False)
+
+
+def info(engine: Engine, run_id: str) -> RunInfo:
+    return engine.handle(run_id).info()
+
+
+def actors(client: TestClient, run_id: str) -> list[tuple[str, str]]:
+    return [(action["action"], action["by"]) for action in client.get(f"/runs/{run_id}?format=json").json()["actions"]]
+
+
+# -- one run ---------------------------------------------------------------------------------------------------
+
+
+def test_retry_leaves_a_run_to_the_workers_and_says_who_did_it(engine: Engine, client: TestClient):
+    answer = client.post("/runs/failed/retry")
+    assert (303, "/runs/failed") == (answer.status_code, answer.headers["location"])
+    assert "ready" == info(engine, "failed").status
+    assert [("requeue", "ada")] == actors(client, "failed")
+
+
+def test_a_program_gets_json_for_an_action(client: TestClient):
+    answer = client.post("/runs/failed/retry", headers={"accept": "application/json"})
+    assert {"done": "retry", "run_id": "failed"} == answer.json()
+
+
+def test_a_run_can_be_left_for_later(engine: Engine, client: TestClient):
+    assert 303 == client.post("/runs/fork/requeue", data={"at": "2030-01-01T00:00:00Z"}).status_code
+    assert datetime(2030, 1, 1, tzinfo=UTC) == info(engine, "fork").wake_at
+
+
+def test_a_cancel_has_its_reason_and_a_cancelled_run_can_be_reopened(engine: Engine, client: TestClient):
+    assert 303 == client.post("/runs/ready/cancel", data={"reason": "not wanted"}).status_code
+    assert ("cancelled", "not wanted") == (info(engine, "ready").status, info(engine, "ready").reason)
+    assert ["reopen", "fork", "delete"] == [
+        button["action"] for button in client.get("/runs/ready?format=json").json()["buttons"]
+    ]
+    assert 303 == client.post("/runs/ready/reopen").status_code
+    assert "ready" == info(engine, "ready").status
+
+
+def test_a_deleted_run_is_gone(client: TestClient):
+    answer = client.post("/runs/done/delete")
+    assert (303, "/runs") == (answer.status_code, answer.headers["location"])
+    assert 404 == client.get("/runs/done").status_code
+    assert 404 == client.post("/runs/done/retry").status_code
+
+
+def test_what_the_engine_refuses_is_told(client: TestClient):
+    answer = client.post("/runs/done/retry")
+    assert 409 == answer.status_code
+    assert "has finished" in answer.text or "finished" in answer.text
+
+
+# -- forks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_needs_no_code(engine: Engine):
+    client = writer(Engine(engine.store))
+    page = client.get("/runs/failed/fork?node=add&format=json").json()
+    assert not page["can_edit"]
+    assert "--app" in page["why_not"]
+    answer = client.post("/runs/failed/fork", data={"node": "add", "new_run_id": "a copy"})
+    assert "/runs/a%20copy" == answer.headers["location"]
+    assert "interrupted" == info(engine, "a copy").status
+    values = client.get("/runs/a%20copy?format=json").json()
+    assert ({"run_id": "failed", "sequence": 1}, [["fork", "ada"]]) == (
+        values["origin"], [[action["action"], action["by"]] for action in values["actions"]],
+    )  # fmt: skip
+
+
+def test_a_fork_goes_on_with_an_edited_state(engine: Engine, client: TestClient):
+    page = client.get("/runs/failed/fork?node=add&format=json").json()
+    assert {"card": "4111", "n": 1} == json.loads(page["state"])
+    data = {"node": "add", "state": '{"n": 1, "ok": true}', "new_run_id": "edited", "ready": "1"}
+    checked = client.post("/runs/failed/fork?format=json", data={**data, "check": "1"}).json()
+    assert ['- /card  "4111"', "+ /ok  true"] == [f"{each['sign']} {each['text']}" for each in checked["checked"]]
+    assert 303 == client.post("/runs/failed/fork", data=data).status_code
+    engine.worker().run(until_idle=True)
+    assert {"n": 1, "ok": True, "price": 12} == engine.handle("edited").result()
+    assert "failed" == info(engine, "failed").status
+
+
+@pytest.mark.parametrize("state", ["{", "[1]", "NaN"])
+def test_a_text_that_is_no_state_makes_no_fork(engine: Engine, client: TestClient, state: str):
+    answer = client.post("/runs/failed/fork", data={"node": "add", "state": state, "new_run_id": "bad"})
+    assert 400 == answer.status_code
+    assert 422 == client.post("/runs/failed/fork", data={"node": "add", "state": state, "check": "1"}).status_code
+    assert "bad" not in [run.run_id for run in engine.list_runs()]
+
+
+# -- answers ---------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_sent_once(engine: Engine, client: TestClient):
+    page = client.get("/runs/wait").text
+    assert 'name="field:" value="true"' in page
+    data = {"wait": "ask#1", "signal_id": "s-1", "field:": "true"}
+    for _ in range(2):
+        assert client.post("/runs/wait/answer", data=data).status_code in {303, 409}
+    assert 1 == len(engine.store.signals("wait"))
+    engine.worker().run(until_idle=True)
+    assert engine.handle("wait").result() is True
+    assert [("signal", "ada")] == actors(client, "wait")
+
+
+def test_a_wrong_answer_stays_at_its_form(engine: Engine, client: TestClient):
+    answer = client.post("/runs/wait/answer", data={"wait": "ask#1", "payload": '"perhaps"'})
+    assert 422 == answer.status_code
+    assert "&#34;perhaps&#34;</textarea>" in answer.text
+    assert '<p class="error" role="alert">' in answer.text
+    assert "waiting" == info(engine, "wait").status
+    assert 422 == client.post("/runs/wait/answer", data={"wait": "ask#1", "payload": "{"}).status_code
+    assert 422 == client.post("/runs/wait/answer", data={"wait": "ask#1"}).status_code
+    assert 409 == client.post("/runs/wait/answer", data={"wait": "other#1", "field:": "true"}).status_code
+
+
+@dataclass
+class Address:
+    street: str
+    number: int
+
+
+@dataclass
+class Order:
+    name: str
+    amount: int
+    weight: float
+    paid: bool
+    size: Literal["S", "M"]
+    to: Address
+    due: date
+    tags: list[str]
+    note: str | None = None
+    ratio: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def test_a_schema_makes_a_form_and_its_texts_a_payload():
+    schema = schema_of(Order)
+    kinds = {each.name.removeprefix("field:"): each.kind for each in inputs_of(schema)}
+    assert {
+        "name": "text", "amount": "integer", "weight": "number", "paid": "yesno", "size": "choice", "to/street": "text",
+        "to/number": "integer", "due": "text", "tags": "list", "note": "text", "ratio": "number", "extra": "json",
+    } == kinds  # fmt: skip
+    typed = {
+        "name": "Ada", "amount": "90071992547409931", "weight": "1.5", "paid": "false", "size": '"M"', "to/street": "Long",
+        "to/number": "7", "due": "2026-11-28", "tags": "a\r\n\r\nb", "note": "", "ratio": "2", "extra": '{"x": [1]}',
+    }  # fmt: skip
+    form = {f"field:{name}": [text] for name, text in typed.items()}
+    payload = read_payload(schema, form)
+    assert not payload.errors
+    assert {
+        "name": "Ada", "amount": 90071992547409931, "weight": 1.5, "paid": False, "size": "M",
+        "to": {"street": "Long", "number": 7}, "due": "2026-11-28", "tags": ["a", "b"], "ratio": 2, "extra": {"x": [1]},
+    } == payload.value  # fmt: skip
+    wrong = {**form, "field:amount": ["1.5"], "field:weight": ["NaN"], "field:size": ['"XL"'], "field:name": [""]}
+    errors = read_payload(schema, wrong).errors
+    assert {"field:amount", "field:weight", "field:size", "field:name"} == {*errors}
+    again = inputs_of(schema, wrong, errors)
+    assert ("1.5", "'1.5' is no whole number") == next(
+        (each.value, each.error) for each in again if each.name == "field:amount"
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        ({"type": "string"}, "long"),
+        ({"type": "boolean"}, "yesno"),
+        ({"const": 3}, "choice"),
+        ({"enum": ["a", None]}, "choice"),
+        ({"type": "string", "format": "date"}, "date"),
+        ({"type": "string", "format": "date-time"}, "datetime"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "json"),
+        ({"type": ["object", "array"]}, "json"),
+        ({"type": "array", "items": {"type": "integer"}}, "list"),
+        ({"type": "array", "items": {"type": "array"}}, "json"),
+        ({}, "json"),
+        (None, "json"),
+        ({"$ref": "#/$defs/x"}, "json"),
+    ],
+)
+def test_any_schema_has_one_input_at_least(schema: Any, kind: str):
+    assert [("field:", kind)] == [(each.name, each.kind) for each in inputs_of(schema)]
+    read_payload(schema, {"field:": ["["]})
+    read_payload(schema, {})
+
+
+# -- many runs -------------------------------------------------------------------------------------------------
+
+
+def posted(page: dict[str, Any]) -> dict[str, list[str]]:
+    """The hidden inputs of a page's form."""
+    data: dict[str, list[str]] = {}
+    for each in page["fields"]:
+        data.setdefault(each["name"], []).append(each["value"])
+    return data
+
+
+def test_many_runs_are_acted_on_200_at_a_time(engine: Engine, client: TestClient):
+    for number in range(250):
+        engine.start(adding, {}, run_id=f"many-{number:03}", tags={"batch": "7"})
+    engine.store.clock.advance(1)  # type: ignore[attr-defined]
+    page = client.get("/bulk?what=cancel&tag=batch%3D7&format=json").json()
+    assert ("250", 20) == (page["count"], len(page["runs"]))
+    assert "milepost cancel --tag batch=7" == page["command"]
+    engine.start(adding, {}, run_id="later", tags={"batch": "7"}, at=datetime.now(UTC) + timedelta(days=1))
+    first = client.post("/bulk?format=json", data=posted(page)).json()
+    assert (200, {}) == (len(first["done"]), first["refused"])
+    second = client.post("/bulk?format=json", data=posted(first)).json()
+    assert (50, None) == (len(second["done"]), second["fields"])
+
+
+def test_chosen_runs_are_acted_on_and_refusals_are_told(engine: Engine, client: TestClient):
+    asked = client.get("/bulk?what=requeue&id=failed&id=done&id=nowhere&format=json").json()
+    assert "milepost requeue failed done nowhere" == asked["command"]
+    result = client.post("/bulk?format=json", data=posted(asked)).json()
+    assert (["failed"], ["done"], None) == (result["done"], [*result["refused"]], result["fields"])
+    assert [("requeue", "ada")] == actors(client, "failed")
+
+
+def test_each_of_many_runs_is_asked_about(engine: Engine):
+    app = console(engine, user=lambda request: "ada", write=lambda user, action, run_id: run_id != "failed")
+    client = TestClient(app, base_url="http://localhost", headers=OWN)
+    asked = client.get("/bulk?what=delete&id=failed&id=done&format=json").json()
+    result = client.post("/bulk?format=json", data=posted(asked)).json()
+    assert (["done"], {"failed": "ada may not delete it"}) == (result["done"], result["refused"])
+
+
+@pytest.mark.parametrize("data", [{}, {"what": "burn"}, {"what": "cancel"}, {"what": "cancel", "before": "2026-01-01"}])
+def test_a_form_that_names_no_runs_does_nothing(client: TestClient, data: dict[str, str]):
+    assert 400 == client.post("/bulk", data=data).status_code
+
+
+# -- stores with keys ------------------------------------------------------------------------------------------
+
+
+@workflow("secretive")
+def secretive():
+    reply = yield from step("ask").wait_for("approval", payload=bool, prompt="a secret question")
+    return reply.payload
+
+
+KEYS = {"signing_key": {"s1": b"x" * 24}, "encryption_key": {"e1": b"k" * 32}}
+
+
+@pytest.mark.parametrize("option", KEYS)
+def test_without_the_key_nothing_is_shown_that_is_not_proven(tmp_path: Any, option: str):
+    place = tmp_path / "runs.db"
+    with SQLiteStore(place, **{option: KEYS[option]}) as store, new_engine_over(store) as keyed:
+        assert "a secret question" in writer(keyed).get("/runs/wait").text
+    with SQLiteStore(place) as store:
+        client = writer(Engine(store))
+        paths = ["/", "/runs", "/waits", "/runs/wait", "/runs/failed", "/flows/orders", "/runs/failed/fork"]
+        paths += [f"/runs/{run}/at/{number}" for run in ("failed", "wait") for number in (0, 1, 2)]
+        for path in paths:
+            for accept in ("text/html", "application/json"):
+                answer = client.get(path, headers={"accept": accept})
+                for secret in ("secret question", "no price", "4111", "Traceback", "aesgcm:"):
+                    assert secret not in answer.text, (path, secret)
+                assert 'name="payload"' not in answer.text
+        page = client.get("/runs/wait").text
+        assert ("s1" if option == "signing_key" else "e1") in page
+        for path in ("/runs/wait/answer", "/runs/wait/cancel", "/runs/failed/retry"):
+            assert 409 == client.post(path, data={"wait": "ask#1", "payload": "true"}).status_code
+        assert 409 == client.get("/runs/failed/at/1?download=1").status_code
+
+
+def new_engine_over(store: Any) -> Engine:
+    from console_runs import orders
+
+    engine = Engine(store, flows=[orders, secretive])
+    with pytest.raises(RunSuspended):
+        engine.run(secretive, run_id="wait")
+    with pytest.raises(Exception, match="no price"):
+        engine.run(orders, {"card": "4111"}, run_id="failed")
+    return engine
+
+
+def test_a_store_that_does_not_answer_is_503():
+    store = MemoryStore()
+    client = writer(Engine(store))
+    store.close()
+    for path in ("/", "/runs", "/runs/x", "/waits", "/flows", "/store?stats=1"):
+        answer = client.get(path)
+        assert 503 == answer.status_code, path
+        assert "Try again" in answer.text
+    assert 503 == client.post("/runs/x/retry").status_code

@@ -1,0 +1,349 @@
+"""The security of the console: who is let in, from which page, by which host, and what no answer may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from console_runs import new_engine
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from milepost import Engine
+from milepost.console import Console, console
+from milepost.console.app import make_site
+from milepost.console.guard import TokenAccess
+from milepost.errors import OptionError
+
+TOKEN = "a token of 24 characters"
+OWN = {"sec-fetch-site": "same-origin"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with new_engine() as engine:
+        yield engine
+
+
+def served(engine: Engine, host: str = "localhost", **options: Any) -> TestClient:
+    return TestClient(console(engine, **options), base_url=f"http://{host}", follow_redirects=False)
+
+
+def writing(engine: Engine, **options: Any) -> TestClient:
+    return served(engine, **{"user": lambda request: "ada", "write": True, **options})
+
+
+def alone(engine: Engine, *, base_path: str | None = None, **options: Any) -> tuple[TestClient, TokenAccess]:
+    """A console as `milepost console` serves it."""
+    access = TokenAccess(TOKEN, 8600)
+    site = make_site(engine, user=lambda request: "ada", write=False, base_path=base_path, hide=(), hide_errors=False)
+    app = Console(site, {"runs.example"}, access=access, takes_addresses=True)
+    return TestClient(app, base_url="http://127.0.0.1:8600", follow_redirects=False, **options), access
+
+
+# -- headers ---------------------------------------------------------------------------------------------------
+
+
+def test_every_answer_has_the_headers(engine: Engine):
+    client = served(engine)
+    for path in ("/runs", "/runs.json", "/nowhere", "/runs/done/at/1?download=1"):
+        headers = client.get(path).headers
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert ("nosniff", "same-origin", "no-store") == (
+            headers["x-content-type-options"], headers["referrer-policy"], headers["cache-control"]
+        )  # fmt: skip
+
+
+def test_files_have_their_digest_in_their_path_and_never_change(engine: Engine):
+    client = served(engine)
+    path = client.get("/runs").text.partition('rel="icon" href="')[2].partition('"')[0]
+    assert "public, max-age=31536000, immutable" == client.get(path).headers["cache-control"]
+    assert 404 == client.get(path.replace("/static/", "/static/0")).status_code
+    assert 200 == client.get("/favicon.ico").status_code
+
+
+def test_no_page_has_code_or_style_in_it(engine: Engine):
+    client = writing(engine)
+    for path in ("/", "/runs", "/runs/failed", "/runs/wait", "/waits", "/runs/failed/fork"):
+        text = client.get(path).text
+        assert " style=" not in text
+        assert "<style" not in text
+        assert " onclick" not in text
+        assert "hx-on" not in text
+        scripts = [part.partition(">")[0] for part in text.split("<script")[1:]]
+        assert all("src=" in part or 'type="application/json"' in part for part in scripts), scripts
+
+
+# -- hosts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "status"),
+    [
+        ("localhost", {}, 200),
+        ("127.0.0.1:8000", {}, 200),
+        ("[::1]:8000", {}, 200),
+        ("app.localhost", {}, 200),
+        ("shop.example", {}, 421),
+        ("localhost.evil.example", {}, 421),
+        ("10.0.0.7", {}, 421),
+        ("shop.example", {"allow_hosts": ["shop.example"]}, 200),
+        ("shop.example", {"user": lambda request: "ada"}, 200),
+        ("evil.example", {"user": lambda request: "ada", "allow_hosts": ["shop.example"]}, 421),
+    ],
+)
+def test_only_known_hosts_are_answered(engine: Engine, host: str, options: dict[str, Any], status: int):
+    assert status == served(engine, **options).get("/runs", headers={"host": host}).status_code
+
+
+def test_a_console_that_stands_alone_answers_for_addresses_and_its_own_names(engine: Engine):
+    client, _ = alone(engine)
+    client.get(f"/?token={TOKEN}")
+    for host, status in (("10.0.0.7:8600", 200), ("runs.example", 200), ("evil.example", 421)):
+        assert status == client.get("/runs", headers={"host": host, "cookie": _cookie(client)}).status_code
+
+
+def _cookie(client: TestClient) -> str:
+    return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+
+
+# -- where an action comes from --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"sec-fetch-site": "same-origin"}, 303),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "none"}, 403),
+        ({"sec-fetch-site": "cross-site", "origin": "http://localhost"}, 403),
+        ({"origin": "http://localhost"}, 303),
+        ({"origin": "http://localhost:81"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({}, 403),
+    ],
+)
+def test_an_action_must_be_sent_by_a_page_of_the_console(headers: dict[str, str], status: int):
+    with new_engine() as engine:
+        assert status == writing(engine).post("/runs/failed/retry", headers=headers).status_code
+
+
+def test_no_get_changes_anything(engine: Engine):
+    before = [(info.run_id, info.status, info.sequence) for info in engine.list_runs()]
+    client = writing(engine)
+    for action in ("retry", "requeue", "reopen", "answer"):
+        assert 405 == client.get(f"/runs/failed/{action}").status_code
+    for action in ("cancel", "delete", "fork"):
+        assert 200 == client.get(f"/runs/ready/{action}").status_code
+    assert 405 == client.post("/runs", headers=OWN).status_code
+    assert before == [(info.run_id, info.status, info.sequence) for info in engine.list_runs()]
+
+
+def test_a_large_form_is_413(engine: Engine):
+    data = {"reason": "x" * (5 * 1024 * 1024)}
+    assert 413 == writing(engine).post("/runs/ready/cancel", data=data, headers=OWN).status_code
+
+
+@pytest.mark.parametrize("body", [b"reason=%ff", b"reason=\xff", b"&".join(b"a=1" for _ in range(10_001))])
+def test_a_form_that_is_none_is_400(engine: Engine, body: bytes):
+    assert 400 == writing(engine).post("/runs/ready/cancel", content=body, headers=OWN).status_code
+
+
+# -- who may do what -------------------------------------------------------------------------------------------
+
+
+def test_write_without_user_is_refused(engine: Engine):
+    with pytest.raises(OptionError, match="write needs user"):
+        console(engine, write=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"base_path": "x"}, {"base_path": "/x/"}, {"hide": ["card"]}, {"hide": ["state."]}]
+)
+def test_options_that_make_no_sense_are_refused(engine: Engine, options: dict[str, Any]):
+    with pytest.raises(OptionError):
+        console(engine, **options)
+
+
+def test_a_console_that_only_shows_refuses_every_action(engine: Engine):
+    client = served(engine, user=lambda request: "ada")
+    for action in ("retry", "requeue", "reopen", "cancel", "answer", "fork", "delete"):
+        assert 403 == client.post(f"/runs/failed/{action}", headers=OWN).status_code
+    assert 403 == client.post("/bulk", data={"what": "cancel", "id": "ready"}, headers=OWN).status_code
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_nobody_sees_anything_if_user_knows_him_not(engine: Engine, name: str | None):
+    async def user(request: Request) -> str | None:
+        return name
+
+    client = served(engine, user=user, write=True)
+    for path in ("/", "/runs", "/runs/failed", "/runs.json", "/nowhere"):
+        answer = client.get(path)
+        assert 401 == answer.status_code
+        assert engine.store.place not in answer.text
+    assert 401 == client.post("/runs/failed/retry", headers=OWN).status_code
+
+
+@pytest.mark.parametrize("answer", [False, None, 1, "yes"])
+def test_only_true_lets_an_action_pass(engine: Engine, answer: Any):
+    asked = []
+
+    async def write(user: str | None, action: str, run_id: str) -> Any:
+        asked.append((user, action, run_id))
+        return answer
+
+    client = writing(engine, write=write)
+    fork = {"state": '{"n": 1}', "ready": "1"}
+    for path, data in (("failed/retry", {}), ("ready/cancel", {}), ("wait/answer", {}), ("done/fork", fork)):
+        assert 403 == client.post(f"/runs/{path}", data=data, headers=OWN).status_code
+    assert ["requeue", "cancel", "signal", "fork"] == [action for _, action, _ in asked]
+
+
+def test_a_fork_with_a_state_asks_about_override_and_with_ready_about_requeue(engine: Engine):
+    asked = []
+
+    def write(user: str | None, action: str, run_id: str) -> bool:
+        asked.append(action)
+        return True
+
+    data = {"state": '{"n": 1}', "ready": "1", "new_run_id": "copy"}
+    assert 303 == writing(engine, write=write).post("/runs/done/fork", data=data, headers=OWN).status_code
+    assert ["fork", "override", "requeue"] == asked
+
+
+def test_the_engines_authorize_is_asked_too():
+    with new_engine() as first:
+        guarded = Engine(first.store, authorize=lambda action, run_id, flow: action != "requeue")
+        assert 403 == writing(guarded).post("/runs/failed/retry", headers=OWN).status_code
+        assert 303 == writing(guarded).post("/runs/ready/cancel", headers=OWN).status_code
+
+
+# -- the token -------------------------------------------------------------------------------------------------
+
+
+def test_a_token_in_the_address_becomes_a_cookie(engine: Engine):
+    client, access = alone(engine)
+    assert 401 == client.get("/runs").status_code
+    assert 401 == client.get("/runs?token=wrong").status_code
+    answer = client.get(f"/runs?token={TOKEN}&flow=orders")
+    assert (303, "/runs?flow=orders") == (answer.status_code, answer.headers["location"])
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("milepost_8600=")
+    assert cookie.endswith("; HttpOnly; SameSite=Lax; Path=/")
+    assert TOKEN not in cookie
+    assert 200 == client.get("/runs").status_code
+    # The same token makes the same proof, so the cookie outlives a restart.
+    assert TokenAccess(TOKEN, 8600).cookie_header("") == access.cookie_header("")
+    assert TokenAccess("another token, 24 letters", 8600).cookie_header("") != access.cookie_header("")
+
+
+def test_a_ticket_is_good_once(engine: Engine):
+    client, access = alone(engine)
+    ticket = access.new_ticket()
+    assert 303 == client.get(f"/?token={ticket}").status_code
+    client.cookies.clear()
+    assert 401 == client.get(f"/?token={ticket}").status_code
+
+
+def test_without_the_token_nothing_is_told(engine: Engine):
+    client, _ = alone(engine)
+    answer = client.get("/runs/failed")
+    assert "where the console was started" in answer.text
+    assert engine.store.place not in answer.text
+    assert 401 == client.get("/runs/failed?format=json").status_code
+    assert 401 == client.post("/runs/failed/retry", headers=OWN).status_code
+
+
+def test_the_cookie_holds_below_the_base_path(engine: Engine):
+    client, _ = alone(engine, base_path="/milepost")
+    answer = client.get(f"/runs?token={TOKEN}")
+    assert "/milepost/runs" == answer.headers["location"]
+    assert answer.headers["set-cookie"].endswith("Path=/milepost")
+
+
+# -- addresses -------------------------------------------------------------------------------------------------
+
+
+def test_a_console_can_be_mounted_behind_prefixes(engine: Engine):
+    app = Starlette(routes=[Mount("/tools/milepost", console(engine)), Mount("/other", console(engine))])
+    for root in ("", "/api"):
+        client = TestClient(app, base_url="http://localhost", root_path=root)
+        for prefix in ("/tools/milepost", "/other"):
+            for path in (f"{prefix}/runs/a%2Fb%20%3F%23", f"{root}{prefix}/runs/a%2Fb%20%3F%23"):
+                page = client.get(path)
+                assert 200 == page.status_code, path
+                assert f'href="{root}{prefix}/runs"' in page.text
+
+
+def test_a_server_without_raw_path_says_why_an_id_with_a_slash_is_not_found(engine: Engine):
+    inner = console(engine)
+
+    async def without(scope: Any, receive: Any, send: Any) -> None:
+        await inner({name: value for name, value in scope.items() if name != "raw_path"}, receive, send)
+
+    client = TestClient(without, base_url="http://localhost")
+    assert 200 == client.get("/runs/failed").status_code
+    page = client.get("/runs/a%2Fb%20%3F%23")
+    assert 404 == page.status_code
+    assert "raw_path" in page.text
+
+
+# -- what is hidden --------------------------------------------------------------------------------------------
+
+
+def test_hidden_values_are_in_no_answer(engine: Engine):
+    client = writing(engine, hide=["state.card", "prompt"])
+    paths = ["/", "/runs", "/waits", "/runs/wait", "/runs/failed", "/runs/done", "/runs/failed/fork"]
+    paths += [f"/runs/{run}/at/{n}" for run in ("failed", "done", "wait") for n in (0, 1)]
+    paths += ["/runs/failed/at/1?against=input", "/runs/failed/at/1?download=1", "/flows/orders", "/flows/asking"]
+    for path in paths:
+        for accept in ("text/html", "application/json"):
+            text = client.get(path, headers={"accept": accept}).text
+            assert "4111" not in text, path
+            assert "pay 12" not in text, path
+    assert "•••" in client.get("/runs/failed/at/1").text
+
+
+def test_a_fork_keeps_hidden_values_and_refuses_others_for_them():
+    with new_engine() as engine:
+        client = writing(engine, hide=["state.card"])
+        assert "card" not in client.get("/runs/failed/fork?node=add&format=json").json()["state"]
+        data = {"node": "add", "state": '{"n": 5, "card": "1"}', "new_run_id": "edited"}
+        refused = client.post("/runs/failed/fork", data=data, headers=OWN)
+        assert 400 == refused.status_code
+        assert "card is hidden" in refused.text
+        data["state"] = '{"n": 5, "ok": true}'
+        checked = client.post("/runs/failed/fork", data={**data, "check": "1"}, headers=OWN)
+        assert "+ /ok  true" in checked.text
+        assert "4111" not in checked.text
+        assert "edited" not in [info.run_id for info in engine.list_runs()]
+        assert 303 == client.post("/runs/failed/fork", data=data, headers=OWN).status_code
+        assert b'"card":"4111"' in engine.store.export("edited")
+
+
+def test_hidden_errors_show_type_and_node_alone(engine: Engine):
+    client = served(engine, hide_errors=True)
+    for path in (
+        "/",
+        "/runs",
+        "/runs/failed",
+        "/runs/failed/at/2",
+        "/runs/failed/at/3",
+        "/runs/rolled",
+        "/flows/orders",
+    ):
+        for accept in ("text/html", "application/json"):
+            text = client.get(path, headers={"accept": accept}).text
+            assert "no price" not in text, path
+            assert "division by zero" not in text, path
+            assert "Traceback" not in text, path
+    assert ("ValueError", "price") == tuple(
+        client.get("/runs/failed?format=json").json()["error"][name] for name in ("error_type", "node_id")
+    )
