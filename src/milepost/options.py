@@ -76,6 +76,9 @@ class RunFilters(TypedDict, total=False):
     tags: Mapping[str, str] | None
     updated_before: datetime | None
     updated_after: datetime | None
+    created_before: datetime | None
+    created_after: datetime | None
+    run_id_prefix: str | None
     limit: int
     after: str | None
 
@@ -91,6 +94,7 @@ class BulkFilters(TypedDict, total=False):
     run_id_prefix: str | None
     created_after: datetime | None
     created_before: datetime | None
+    updated_after: datetime | None
     limit: int | None
     after: str | None
 

@@ -35,7 +35,7 @@ from milepost.model.record import FORKED_FROM, Record
 from milepost.model.seal import Seals
 
 if TYPE_CHECKING:
-    from milepost.model.info import CheckpointInfo, Pruned, Retention, RunInfo, Stats, VerifyReport, Wait
+    from milepost.model.info import CheckpointInfo, Pruned, Retention, RunInfo, RunPage, Stats, VerifyReport, Wait
     from milepost.model.live import LiveBatch, LiveEvent, Place
 
 __all__ = [
@@ -77,6 +77,8 @@ ACTIVE = ("ready", "running", "waiting", "interrupted", "dead")
 GOES_ON = frozenset({"bug", "input", "value"})
 """The causes that block a run until somebody has mended them: `resume` goes on then, without `reopen`."""
 MAX_ID_BYTES = 512
+MOST_WALKED = 100_000
+"""The most runs that one page looks at, to find those that match filters which no index serves."""
 MAX_TAGS = 64
 MAX_PROMPT_BYTES = 16 * 1024
 MAX_REASON_BYTES = 2048
@@ -688,15 +690,22 @@ class Store(abc.ABC):
         tags: Mapping[str, str] | None = None,
         updated_before: datetime | None = None,
         updated_after: datetime | None = None,
+        created_before: datetime | None = None,
+        created_after: datetime | None = None,
+        run_id_prefix: str | None = None,
         limit: int = 100,
         after: str | None = None,
-    ) -> builtins.list[RunInfo]:
+    ) -> RunPage:
         """Return a page of runs by creation, newest first; `after` is the id of the last run on the page before.
 
         That run may have been deleted since, if this store object gave the page that it ended. Any other missing run
         raises `RunNotFoundError`, because the run that follows it is unknown.
         `status` is one status or several, `dead` included; `tags` must all match. ValueError if `limit` is below 1,
         TypeError for a value of another type, `OptionError` for a time without a zone.
+        `created_before` and `created_after` bound the walk: it begins and ends where the runs of that time were taken in. It
+        may pass over a run that more than a thousand others separate from those of its time, as an import or a wrong clock
+        can do. Filters that no index serves are compared for at most 100 000 runs, and then the page has `stopped_after`:
+        a tag beside another filter, a time of the last change or the beginning of an id that more than 10 000 runs have.
         A run with a damaged row hides no other run: it is listed as `blocked`, with a `reason` that says so. To find such
         rows, a page of `blocked` runs reads all rows that the other filters leave. No state is read, and nothing stays
         locked or open on return. A failed run's `error` is given without its traceback, if its end is near the newest

@@ -42,6 +42,22 @@ def test_every_verb_of_an_engine_works_on_its_store(verbs, store, line, log):
     assert [] == verbs.call(engine, "history", "r1")
 
 
+@pytest.mark.every_store
+def test_a_page_that_looked_at_as_many_runs_as_it_may_says_where(verbs, store, line, monkeypatch):
+    engine = Engine(store)
+    for number in range(6):
+        engine.start(line(Count).bind(Count()), run_id=f"r{number}", tags={"half": str(number % 2), "env": "test"})
+    asked = {"tags": {"env": "test", "half": "0"}, "limit": 2}
+    monkeypatch.setattr("milepost.stores.base.store.MOST_WALKED", 3)
+    seen, after = [], None
+    for _ in range(3):
+        page = verbs.call(engine, "list_runs", **asked, after=after)
+        seen.append(([info.run_id for info in page], page.stopped_after))
+        after = page.stopped_after or (page[-1].run_id if page else after)
+    assert [(["r4"], "r3"), (["r2", "r0"], None), ([], None)] == seen
+    assert ["r4", "r2", "r0"] == [*verbs.call(engine, "cancel_matching", tags=asked["tags"]).outcomes]
+
+
 def test_retry_by_an_engine_runs_again_what_failed(verbs, store, line):
     is_broken = [True]
 

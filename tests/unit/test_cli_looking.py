@@ -71,6 +71,38 @@ def test_runs_says_how_to_see_the_next_page(done: Shop) -> None:
     assert "more: milepost runs --after bad" == done.call("runs", "--limit", "1").out.splitlines()[-1]
 
 
+def test_runs_counts_up_to_a_limit(done: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"count": "2"} == done.call("runs", "--json", "--count").json
+    assert "1\n" == done.call("runs", "--count", "--status", "failed").out
+    assert (1, 0) == (done.call("runs", "--count", "--fail-if-any").code, done.call("runs", "--count").code)
+    assert 2 == done.call("runs", "--count", "--prefix", "g").code
+    monkeypatch.setattr("milepost.views.runs.MOST_COUNTED", 1)
+    assert "1+\n" == done.call("runs", "--count").out
+
+
+def test_runs_can_be_an_alarm(done: Shop) -> None:
+    alarm = ("runs", "--fail-if-any", "--status", "failed")
+    assert (1, True) == ((told := done.call(*alarm, "--since", "10m")).code, "bad" in told.out)
+    assert 1 == done.call(*alarm, "--json").code
+    with SQLiteStore(".milepost/runs.db") as store:
+        store.delete_run("bad")
+    assert (0, "no runs match\n") == ((told := done.call(*alarm)).code, told.out)
+    old = "UPDATE runs SET updated_at = updated_at - 1000"
+    with closing(sqlite3.connect(".milepost/runs.db")) as connection, connection:
+        connection.execute(old)
+    assert [0, 1] == [done.call("runs", "--fail-if-any", "--since", since).code for since in ("10m", "1h")]
+    assert 2 == done.call("runs", "--since", "10").code
+
+
+def test_runs_says_how_far_it_looked(done: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("milepost.stores.base.store", "milepost.engine.matching"):
+        monkeypatch.setattr(f"{name}.MOST_WALKED", 1)
+    asked = ("runs", "--tag", "team=red", "--tag", "shift=late")
+    assert "no runs match\n1 runs were looked at; more: milepost runs --after good\n" == done.call(*asked).out
+    assert "no runs match\n" == done.call(*asked, "--after", "good").out
+    assert (0, "no runs match\n") == ((told := done.call(*asked, "--fail-if-any")).code, told.out)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

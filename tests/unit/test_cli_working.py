@@ -136,7 +136,6 @@ def test_runs_are_listed_by_the_same_filters(workshop: Workshop, monkeypatch: py
     assert [] == listed("--error-node", "nowhere") == listed("--created-after", "2099-01-01T00:00:00Z")
     assert ["fine"] == listed("--created-before", "2099-01-01T00:00:00Z", "--limit", "1")
     monkeypatch.setattr("milepost.engine.matching.MOST_ERRORS", 2)
-    monkeypatch.setattr("milepost.cli.listing.MOST_ERRORS", 2)
     told = workshop.call("runs", "--error", "TypeError", *STORE).out
     assert "no runs match\nthe errors of 2 runs were compared; more: milepost runs --after a-2\n" == told
 

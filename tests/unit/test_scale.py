@@ -19,7 +19,7 @@ from milepost.model.ids import this_process
 from milepost.model.record import format_time, make_record
 from milepost.store import Append
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Transaction, WriteConflict
+from milepost.stores.base.transaction import Transaction, WriteConflict, matches
 from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.store import PostgresStore
 from milepost.stores.sqlite import schema as sqlite_schema
@@ -73,6 +73,13 @@ WORK: dict[str, Callable[[Transaction], Any]] = {
     "count of two statuses of a flow": lambda tx: tx.count(20, flow="rare", statuses=("failed", "finished")),
     "count of a tag": lambda tx: tx.count(20, tags={"half": "0"}),
     "flows": lambda tx: tx.flows(20),
+    "walk of a prefix": lambda tx: tx.walk(None, 10, run_id_prefix="r-77"),
+    "page of a prefix": lambda tx: tx.page(**NO_FILTER | {"run_id_prefix": "r-77", "flow": "common"}),
+    "page of those that failed since": lambda tx: tx.page(
+        **NO_FILTER | {"statuses": ("failed",), "updated_after": NOW + 280}
+    ),
+    "walk of a time": lambda tx: tx.walk(None, 10, created_after=NOW + 20, created_before=NOW + 100),
+    "walk that is bounded": lambda tx: tx.walk(None, 10, statuses=("failed", "finished"), updated_before=NOW + 10),
     "poll": lambda tx: tx.candidates("common", NOW, 5),
     "poll that finds nothing": lambda tx: tx.candidates("none", NOW, 5),
     "prune": lambda tx: tx.rested("finished", after=(0.0, ""), until=NOW + 10, limit=256),
@@ -111,7 +118,7 @@ def test_sqlite_reads_by_index_and_sorts_nothing_that_grows(connection: sqlite3.
         plan = [told for *_, told in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
         is_page_of_all = name in {"first page", "page behind a run"}
         assert is_page_of_all or not [line for line in plan if re.match(r"SCAN (TABLE )?run", line)], plan
-        is_bounded = "running" in name
+        is_bounded = "running" in name or "prefix" in name or "since" in name or "walk" in name
         assert is_bounded or not [line for line in plan if "TEMP B-TREE" in line], plan
 
 
@@ -350,11 +357,58 @@ def check_pages(tx: Transaction) -> None:
                         and tags.items() <= row.tags.items()
                     ]
                     assert expected[:7] == tx.page(**NO_FILTER | asked), asked
+    others: list[dict[str, Any]] = [
+        {"run_id_prefix": "r-1"},
+        {"run_id_prefix": "r-1", "flow": "common", "statuses": ("failed", "running")},
+        {"run_id_prefix": "r-1", "tags": {"half": "1"}},
+        {"updated_after": NOW + 350},
+        {"updated_after": NOW + 350, "statuses": ("failed", "running", "finished")},
+        {"updated_before": NOW + 50, "statuses": ("failed",)},
+        {"created_after": NOW + 20, "created_before": NOW + 31},
+        {"above": tx.position("r-396")},
+        {"above": tx.position("r-396"), "tags": {"half": "1"}},
+    ]
+    for asked in others:
+        expected = [row for row in rows[: 6 if "above" in asked else None] if matches(row, asked)]  # type: ignore[arg-type]
+        for walked in (10_000, 2):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("milepost.stores.base.sql._FEW", walked)
+                assert expected[:7] == tx.page(limit=7, **asked), asked
+                assert min(7, len(expected)) == tx.count(7, **asked), asked
+    check_walks(tx)
     finished = sorted((row.updated_at, row.run_id) for row in rows if row.status == "finished")
     assert finished == tx.rested("finished", after=(-math.inf, ""), until=math.inf, limit=1000)
     assert finished[11:15] == tx.rested("finished", after=finished[10], until=math.inf, limit=4)
     assert finished[:5] == tx.rested("finished", after=(-math.inf, ""), until=finished[4][0], limit=1000)
     assert 3 == len(tx.rested("running", after=(-math.inf, ""), until=math.inf, limit=1000))
+
+
+def check_walks(tx: Transaction) -> None:
+    """Rows: the runs 0 to 399, and behind them three that run and were created at 0 to 2."""
+
+    def walked(**asked: Any) -> list[str | None]:
+        walk = tx.walk(None, 100, **asked)
+        ends = [row.run_id for row in tx.page(limit=1000, after=walk.below, above=walk.above)]
+        assert walk.end in {None, ends[-1]}
+        return [ends[0], ends[-1], walk.end]
+
+    everything = ["runs-2", "r-0", None]
+    assert everything == walked() == walked(flow="rare", statuses=("failed",)) == walked(tags={"half": "0"})
+    assert everything == walked(run_id_prefix="r-1") == walked(statuses=("failed", "running"), updated_after=NOW)
+    assert ["runs-2", "r-303", "r-303"] == walked(updated_before=NOW) == walked(updated_after=NOW)
+    assert (
+        ["runs-2", "r-204", "r-204"] == walked(tags={"half": "0", "other": "x"}) == walked(tags={"half": "0"}, flow="x")
+    )
+    assert everything == walked(statuses=("failed",), updated_before=NOW) == walked(flow="none", updated_before=NOW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("milepost.stores.base.sql._FEW", 2)
+        assert ["runs-2", "r-303", "r-303"] == walked(run_id_prefix="r-1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("milepost.stores.base.sql._DISORDER", 2)
+        assert ["r-49", "r-21", None] == walked(created_after=NOW + 20, created_before=NOW + 50)
+        assert ["r-49", "r-0", None] == walked(created_before=NOW + 50)
+    assert ["runs-2", "r-2", None] == walked(created_after=NOW + 1)
+    assert (0, None) == (len(tx.page(limit=9, above=tx.walk(None, 9, created_after=NOW * 2).above)), tx.walk(0, 9).end)
 
 
 def check_tags(tx: Transaction) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from milepost.cli.commands import NOT_FOUND, OK, Invocation, command
+from milepost.cli.commands import FAILED, NOT_FOUND, OK, Invocation, command
 from milepost.cli.places import is_postgres, open_each, url_of
 from milepost.cli.text import print_table, to_json
-from milepost.cli.values import read_pairs, read_time
-from milepost.engine.matching import MOST_ERRORS
+from milepost.cli.values import read_pairs, read_pause, read_time
+from milepost.engine.matching import Stop
 from milepost.errors import RunNotFoundError
 from milepost.model.info import RunInfo
 from milepost.views.rows import shown_places
-from milepost.views.runs import STATUSES, find_runs, listed_document, places_of
+from milepost.views.runs import STATUSES, count_found, find_runs, listed_document, places_of, shown_count
 from milepost.views.text import ago, clean, in_options, short
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ FILTERS = (
     click.option("--created-after", metavar="TIME", help="Only runs that were created after this time, such as "
                  "2026-12-24T18:00:00Z."),
     click.option("--created-before", metavar="TIME", help="Only runs that were created before this time."),
+    click.option("--since", type=read_pause, metavar="DURATION", help="Only runs that changed in this time, such as 10m."),
     click.option("--after", metavar="RUN", help="Go on after this run, the last one of the page before."),
 )  # fmt: skip
 """The options that say which runs are meant; `read_filters` reads them."""
@@ -48,6 +50,8 @@ def read_filters(given: Mapping[str, Any]) -> BulkFilters:
     for name in ("created_after", "created_before"):
         if name in filters:
             filters[name] = read_time(filters[name], "--" + name.replace("_", "-"))
+    if since := filters.pop("since", None):
+        filters["updated_after"] = datetime.now(UTC) - timedelta(seconds=since)
     return cast("BulkFilters", filters)
 
 
@@ -55,18 +59,24 @@ def read_filters(given: Mapping[str, Any]) -> BulkFilters:
     "runs",
     *FILTERS,
     click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many to show."),
+    click.option("--count", "is_counted", is_flag=True, help="Print only how many match, up to 1000+."),
+    click.option("--fail-if-any", is_flag=True, help="Exit code 1 if a run matches."),
 )
-def runs(invocation: Invocation, limit: int, **given: Any) -> int:
+def runs(invocation: Invocation, limit: int, is_counted: bool, fail_if_any: bool, **given: Any) -> int:
     """List runs, newest first. Exit code 3 if there is no store yet."""
     filters = read_filters(given)
     with contextlib.ExitStack() as stack:
         stores = [stack.enter_context(store) for store in open_each(invocation)]
-        found, stopped = _newest(stores, limit + 1, filters)
+        if is_counted:
+            count = sum(_count(store, filters) for store in stores)
+            print(to_json({"count": shown_count(count)}) if invocation.is_json else shown_count(count))
+            return FAILED if count and fail_if_any else OK if stores else NOT_FOUND
+        found, stop = _newest(stores, limit + 1, filters, is_complete=fail_if_any)
         by_place = {store.place: store for store in stores}
         places = [places_of(by_place[place], info) for place, info in found[:limit]]
     page = found[:limit]
-    onwards = page[-1][1].run_id if len(found) > limit else stopped
-    code = OK if stores else NOT_FOUND
+    onwards = page[-1][1].run_id if len(found) > limit else None if stop is None else stop.after
+    code = FAILED if page and fail_if_any else OK if stores else NOT_FOUND
     if invocation.is_json:
         shown = [{**listed_document(info, at), "store": place} for (place, info), at in zip(page, places, strict=True)]
         print(to_json({"runs": shown, "after": onwards}))
@@ -83,30 +93,39 @@ def runs(invocation: Invocation, limit: int, **given: Any) -> int:
         where = stores[0].place if is_postgres(url) else url
         print("no runs match" if filters else f"no runs yet in {where}: try milepost demo")
     if onwards is not None:
-        print(f"{stopping(stopped)}more: milepost runs --after {clean(onwards)}")
+        print(f"{stopping(stop)}more: milepost runs --after {clean(onwards)}")
     return code
 
 
-def stopping(stopped: str | None) -> str:
-    """Say that a filter on errors had compared as many runs as it may; "" if it had not."""
-    return "" if stopped is None else f"the errors of {MOST_ERRORS} runs were compared; "
+def _count(store: Store, filters: BulkFilters) -> int:
+    count = count_found(store, filters)
+    if count is None:
+        raise click.UsageError("--count goes with --flow, --status and --tag alone: no index counts the others")
+    return count
 
 
-def _newest(stores: Sequence[Store], limit: int, filters: BulkFilters) -> tuple[list[tuple[str, RunInfo]], str | None]:
+def stopping(stop: Stop | None) -> str:
+    """Say why a search stopped; "" if it did not."""
+    return "" if stop is None else f"{stop.reason}; "
+
+
+def _newest(
+    stores: Sequence[Store], limit: int, filters: BulkFilters, *, is_complete: bool
+) -> tuple[list[tuple[str, RunInfo]], Stop | None]:
     """Return the newest runs of all stores that match, each with its store's place, and where the search stopped."""
     if len(stores) > 1 and "after" in filters:
         filters = filters.copy()
         ends = [_find(stores, str(filters.pop("after"))).created_at, *filter(None, [filters.get("created_before")])]
         filters["created_before"] = min(ends)
     runs: list[tuple[str, RunInfo]] = []
-    stopped: str | None = None
+    stop: Stop | None = None
     for store in stores:
-        found, at = find_runs(store, {**filters, "limit": limit})
+        found, at = find_runs(store, {**filters, "limit": limit}, is_complete=is_complete)
         runs += [(store.place, info) for info in found]
-        stopped = stopped or at
+        stop = stop or at
     if len(stores) > 1:
         runs.sort(key=lambda run: run[1].created_at, reverse=True)
-    return runs[:limit], stopped
+    return runs[:limit], stop
 
 
 def _find(stores: Sequence[Store], run_id: str) -> RunInfo:

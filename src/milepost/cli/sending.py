@@ -23,7 +23,7 @@ from milepost.cli.text import to_json
 from milepost.cli.values import read_json, read_pairs, read_time
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
-from milepost.engine.matching import Outcomes
+from milepost.engine.matching import Outcomes, Stop
 from milepost.engine.requeue import STANDING
 from milepost.executor.effects import Routine
 from milepost.model.ids import SYSTEM
@@ -143,19 +143,19 @@ def cancel(invocation: Invocation, run_id: str | None, reason: str, yes: bool, b
         if run_id is not None:
             outcome = engine.cancel(run_id, reason, by=by)
             return _tell(invocation, outcome, f"cancel of run {clean(run_id)!r}", run_id=run_id)
-        found, stopped = _found(engine, filters, ACTIVE)
+        found, stop = _found(engine, filters, ACTIVE)
         if not _is_agreed("cancel", "nothing was cancelled", found, yes=yes):
             return FAILED
         outcomes = _each(found, lambda run_id: engine.handle(run_id)._ended(reason, by))
     if invocation.is_json:
-        document = {"outcomes": outcomes.done, "refused": outcomes.refused, "stopped_after": stopped}
+        document = {"outcomes": outcomes.done, "refused": outcomes.refused, "stopped_after": stop and stop.after}
         print(to_json(document))
         return FAILED if outcomes.refused else OK
     for run_id, outcome in outcomes.done.items():
         if outcome != "cancelled":
             print(f"{clean(run_id)}: {outcome}: {_OUTCOMES[outcome]}")
     ended = [*outcomes.done.values()].count("cancelled")
-    return _tell_all(found, outcomes.refused, f"cancelled {plural(ended, 'run')}", stopped)
+    return _tell_all(found, outcomes.refused, f"cancelled {plural(ended, 'run')}", stop)
 
 
 @command(
@@ -178,7 +178,7 @@ def requeue(
     """
     filters = _filters_instead_of(bool(run_ids), given, "requeue")
     with opened_engine(invocation) as engine:
-        found, stopped = ([*dict.fromkeys(run_ids)], None) if run_ids else _found(engine, filters, STANDING)
+        found, stop = ([*dict.fromkeys(run_ids)], None) if run_ids else _found(engine, filters, STANDING)
         if not _is_agreed("requeue", "nothing was requeued", found, yes=yes):
             return FAILED
         if len(run_ids) == 1:
@@ -187,9 +187,9 @@ def requeue(
         else:
             outcomes = _each(found, lambda run_id: engine.handle(run_id)._requeued(reopen=reopen, by=by))
     if invocation.is_json:
-        print(to_json({"done": [*outcomes.done], "refused": outcomes.refused, "stopped_after": stopped}))
+        print(to_json({"done": [*outcomes.done], "refused": outcomes.refused, "stopped_after": stop and stop.after}))
         return FAILED if outcomes.refused else OK
-    return _tell_all(found, outcomes.refused, f"requeued {plural(len(outcomes.done), 'run')}", stopped)
+    return _tell_all(found, outcomes.refused, f"requeued {plural(len(outcomes.done), 'run')}", stop)
 
 
 # -- many runs -------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def _filters_instead_of(has_ids: bool, given: Mapping[str, Any], deed: str) -> B
     return filters
 
 
-def _found(engine: Engine, filters: BulkFilters, otherwise: Sequence[str]) -> tuple[list[str], str | None]:
-    found, stopped = find_runs(engine.store, filters, otherwise)
-    return [info.run_id for info in found], stopped
+def _found(engine: Engine, filters: BulkFilters, otherwise: Sequence[str]) -> tuple[list[str], Stop | None]:
+    found, stop = find_runs(engine.store, filters, otherwise, is_complete=True)
+    return [info.run_id for info in found], stop
 
 
 def _is_agreed(deed: str, otherwise: str, run_ids: Sequence[str], *, yes: bool) -> bool:
@@ -226,12 +226,12 @@ def _each(run_ids: Sequence[str], act: Callable[[str], Routine[T]]) -> Outcomes[
     return outcomes
 
 
-def _tell_all(run_ids: Sequence[str], refused: Mapping[str, str], done: str, stopped: str | None) -> int:
+def _tell_all(run_ids: Sequence[str], refused: Mapping[str, str], done: str, stop: Stop | None) -> int:
     for run_id, reason in refused.items():
         print(f"refused {clean(run_id)}: {clean(reason)}")
     print(done if run_ids else "no runs match")
-    if stopped is not None:
-        print(f"{stopping(stopped)}go on with --after {clean(stopped)}")
+    if stop is not None:
+        print(f"{stopping(stop)}go on with --after {clean(stop.after)}")
     return FAILED if refused else OK
 
 

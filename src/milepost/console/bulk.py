@@ -146,7 +146,8 @@ def _matching(site: Site, asked: Asked, deed: Deed, before: str, limit: int) -> 
         raise Problem(400, "Wrong form", "say which runs: choose some, or give a filter")
     filters["created_before"] = min(moment, filters.get("created_before") or moment)
     try:
-        return find_runs(site.store, {**filters, "limit": limit}, deed.otherwise or None)
+        found, stop = find_runs(site.store, {**filters, "limit": limit}, deed.otherwise or None, is_complete=True)
+        return found, None if stop is None else stop.after
     except RunNotFoundError as exc:
         raise Problem(409, "It was refused", "the run where this goes on was deleted: begin anew") from exc
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from milepost.engine.handle import RunHandle
     from milepost.engine.worker import Worker
     from milepost.model.events import Event
-    from milepost.model.info import Cancelled, CheckpointInfo, Requeued, RunInfo
+    from milepost.model.info import Cancelled, CheckpointInfo, Requeued, RunPage
     from milepost.model.results import WorkflowResult
     from milepost.options import CheckedOptions, FullOptions, OutputOptions
 
@@ -540,8 +540,8 @@ class Engine:
         or without its module, and `error_node` the node or step that failed. With either, status None means failed
         runs, and the errors of at most 10 000 runs are compared: see `Requeued.stopped_after`. `run_id_prefix` is the
         beginning of a run's id; `created_after` and `created_before` (aware) are the times that it was created
-        between. `limit` takes the newest so many runs. Each run is taken at most once, and one that is refused, by
-        `authorize` too, does not keep the others from it.
+        between, and `updated_after` is the time since which it changed. `limit` takes the newest so many runs. Each run is
+        taken at most once, and one that is refused, by `authorize` too, does not keep the others from it.
         """
         return drive(self._requeued_all(filters, by), None, self._bound["clock"], wakes=self.store)
 
@@ -659,13 +659,13 @@ class Engine:
 
     # -- looking and deleting --------------------------------------------------------------------------
 
-    def list_runs(self, **filters: Unpack[RunFilters]) -> list[RunInfo]:
+    def list_runs(self, **filters: Unpack[RunFilters]) -> RunPage:
         """Return a page of the store's runs, newest first; the arguments are those of `Store.list_runs`."""
         return self.store.list_runs(**filters)
 
-    async def alist_runs(self, **filters: Unpack[RunFilters]) -> list[RunInfo]:
+    async def alist_runs(self, **filters: Unpack[RunFilters]) -> RunPage:
         """Await the page: the async form of `list_runs`."""
-        return cast("list[RunInfo]", await self._ask("list_runs", **filters))
+        return cast("RunPage", await self._ask("list_runs", **filters))
 
     def count_runs(
         self,

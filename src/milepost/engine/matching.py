@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Unpack
 from milepost.errors import MilepostError, StoreClosedError, StoreError, shown
 from milepost.executor.effects import Routine, ask
 from milepost.model.info import RunInfo
-from milepost.store import RunRow, Store, check_moment, check_number
+from milepost.store import MOST_WALKED, RunRow, Store, check_moment, check_number
 
 if TYPE_CHECKING:
     from milepost.options import BulkFilters, RunFilters
@@ -18,9 +18,14 @@ PAGE = 1000
 MOST_ERRORS = 10_000
 """The number of runs whose errors a walk compares at most: no index leads to them."""
 
-_COMPARED_HERE = ("error_type", "error_node", "run_id_prefix", "created_after", "created_before")
-
 T = TypeVar("T")
+
+
+class Stop(NamedTuple):
+    """The run with which a search stopped, and why."""
+
+    after: str
+    reason: str
 
 
 class Outcomes(NamedTuple, Generic[T]):
@@ -44,20 +49,23 @@ def each_matching(
 ) -> Routine[tuple[Outcomes[T], str | None]]:
     """Do `act` for each run that matches; return what became of them, and where the walk stopped."""
     outcomes: Outcomes[T] = Outcomes({}, {})
-    stopped = yield from walk(store, lambda info: outcomes.add(info.run_id, act(info.run_id)), otherwise, **filters)
-    return outcomes, stopped
+    stop = yield from walk(store, lambda info: outcomes.add(info.run_id, act(info.run_id)), otherwise, **filters)
+    return outcomes, None if stop is None else stop.after
 
 
 def walk(
     store: Store,
     visit: Callable[[RunInfo], Routine[None]],
     otherwise: Collection[str] | None = None,
+    *,
+    is_complete: bool = True,
     **filters: Unpack[BulkFilters],
-) -> Routine[str | None]:
+) -> Routine[Stop | None]:
     """Visit each run that matches once, the newest first.
 
     Without `status` the runs with the statuses `otherwise` are meant (None: all), or the failed ones if errors are
-    compared. Return None, or the run at which the walk stopped because it had compared `MOST_ERRORS` errors.
+    compared. Return None, or where the walk stopped because it had compared `MOST_ERRORS` errors. Unless `is_complete` it
+    stops where a page stops too.
     """
     left = _checked(filters)
     compares_errors = filters.get("error_type") is not None or filters.get("error_node") is not None
@@ -68,18 +76,19 @@ def walk(
         "flow": filters.get("flow"),
         "tags": filters.get("tags"),
         "status": status if status is None or isinstance(status, str) else (*status,),
+        "run_id_prefix": filters.get("run_id_prefix"),
+        "created_after": filters.get("created_after"),
+        "created_before": filters.get("created_before"),
+        "updated_after": filters.get("updated_after"),
     }
     after: str | None = filters.get("after")
     compared = 0
-    is_plain = all(filters.get(name) is None for name in _COMPARED_HERE)
     # Pages go by the time of taking in, which never changes: a run that begins or moves on meanwhile shifts none of them.
-    while page := (
-        yield from ask(store, "list_runs", **wanted, after=after, limit=min(PAGE, left or PAGE) if is_plain else PAGE)
-    ):
+    while True:
+        size = PAGE if compares_errors else min(PAGE, left or PAGE)
+        page: list[RunInfo] = yield from ask(store, "list_runs", **wanted, after=after, limit=size)
         for info in page:
             after = info.run_id
-            if not _is_meant(info, filters):
-                continue
             if not compares_errors or (yield from _has_failed_so(store, info, filters)):
                 yield from visit(info)
                 left = None if left is None else left - 1
@@ -87,13 +96,18 @@ def walk(
                     return None
             compared += compares_errors
             if compared == MOST_ERRORS:
-                return after
-    return None
+                return Stop(after, f"the errors of {MOST_ERRORS} runs were compared")
+        end: str | None = getattr(page, "stopped_after", None)
+        if end is not None and not is_complete:
+            return Stop(end, f"{MOST_WALKED} runs were looked at")
+        if not page and end is None:
+            return None
+        after = end or after
 
 
 def _checked(filters: BulkFilters) -> int | None:
     """Return `limit`. Raises `OptionError` for a time without a zone, TypeError and ValueError for other wrong values."""
-    for name in ("created_after", "created_before"):
+    for name in ("created_after", "created_before", "updated_after"):
         if (moment := filters.get(name)) is not None:
             check_moment(moment, name)
     for name in ("error_type", "error_node", "run_id_prefix"):
@@ -101,16 +115,6 @@ def _checked(filters: BulkFilters) -> int | None:
             raise TypeError(f"{name} must be a str, not {shown(text)}")
     limit = filters.get("limit")
     return None if limit is None else check_number(limit, "limit", least=1)
-
-
-def _is_meant(info: RunInfo, filters: BulkFilters) -> bool:
-    """Return whether the run's id and the time of its creation match."""
-    begin, end = filters.get("created_after"), filters.get("created_before")
-    return (
-        info.run_id.startswith(filters.get("run_id_prefix") or "")
-        and (begin is None or info.created_at > begin)
-        and (end is None or info.created_at < end)
-    )
 
 
 def _has_failed_so(store: Store, info: RunInfo, filters: BulkFilters) -> Routine[bool]:

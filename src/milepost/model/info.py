@@ -117,6 +117,16 @@ class RunInfo:
         return None if self.error is None else self.error.node_id
 
 
+class RunPage(list[RunInfo]):
+    """A page of runs.
+
+    `stopped_after` is set if filters that no index serves had passed over as many runs as one call looks at: it is the run
+    with which the search stopped, and `after=` goes on from there. None: the page has all that match, or as many as asked for.
+    """
+
+    stopped_after: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The result of `verify`. `problems` has one sentence for each problem; `ok` is True if there is none."""

@@ -22,7 +22,7 @@ from milepost.store import Signal, StoreOptions
 from milepost.stores.base.fence import Row
 from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Note, RecordEntry, RowFilters, StatusCount, Transaction, matches
+from milepost.stores.base.transaction import Note, RecordEntry, RowFilters, StatusCount, Transaction, Walk, matches
 
 
 class _Run(msgspec.Struct):
@@ -133,12 +133,22 @@ class _Memory(Transaction):
 
     def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
         start = (self.position(after) or 0) if isinstance(after, str) else after
-        found = (
-            run.row
-            for run in reversed(self._runs.values())
-            if (start is None or run.created < start) and matches(run.row, filters)
-        )
+        runs = self._below(start, filters.get("above"))
+        found = (run.row for run in runs if matches(run.row, filters))
         return list(itertools.islice(found, limit))
+
+    def _below(self, below: int | None, above: int | None) -> Iterator[_Run]:
+        """Yield the runs between two positions, the newest first."""
+        for run in reversed(self._runs.values()):
+            if above is not None and run.created <= above:
+                return
+            if below is None or run.created < below:
+                yield run
+
+    def walk(self, after: str | int | None, most: int, **filters: Unpack[RowFilters]) -> Walk:
+        below = self.position(after) if isinstance(after, str) else after
+        last = next(itertools.islice(self._below(below, None), most - 1, None), None)
+        return Walk(below) if last is None else Walk(below, last.created - 1, last.row.run_id)
 
     def position(self, run_id: str) -> int | None:
         run = self._runs.get(run_id)

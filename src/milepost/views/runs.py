@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from milepost.engine.matching import walk
+from milepost.engine.matching import Stop, walk
 from milepost.errors import DeserializeStateError, RunNotFoundError, StoreError
 from milepost.executor.effects import Routine, do_asks
 from milepost.model.info import RunInfo
@@ -15,21 +15,35 @@ if TYPE_CHECKING:
     from milepost.options import BulkFilters
     from milepost.store import Store
 
+MOST_COUNTED = 1000
 STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled", "finished", "blocked", "dead")
 
 
 def find_runs(
-    store: Store, filters: BulkFilters, otherwise: Sequence[str] | None = None
-) -> tuple[list[RunInfo], str | None]:
-    """Return the runs that match, newest first, and the run at which the search stopped; see `walk`."""
+    store: Store, filters: BulkFilters, otherwise: Sequence[str] | None = None, *, is_complete: bool = False
+) -> tuple[list[RunInfo], Stop | None]:
+    """Return the runs that match, newest first, and where the search stopped; see `walk`."""
     found: list[RunInfo] = []
 
     def visit(info: RunInfo) -> Routine[None]:
         yield from ()
         found.append(info)
 
-    stopped = do_asks(walk(store, visit, otherwise, **filters))
-    return found, stopped
+    stop = do_asks(walk(store, visit, otherwise, is_complete=is_complete, **filters))
+    return found, stop
+
+
+def count_found(store: Store, filters: BulkFilters) -> int | None:
+    """Count the runs that match, up to `MOST_COUNTED` + 1; None if the filters are not all served by an index."""
+    if any(value is not None and name not in {"flow", "status", "tags"} for name, value in filters.items()):
+        return None
+    asked = {name: filters.get(name) for name in ("flow", "status", "tags")}
+    return store.count_runs(**asked, limit=MOST_COUNTED + 1)  # type: ignore[arg-type]
+
+
+def shown_count(count: int) -> str:
+    """Write a number of runs that was counted up to `MOST_COUNTED` + 1."""
+    return f"{MOST_COUNTED}+" if count > MOST_COUNTED else str(count)
 
 
 def places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:

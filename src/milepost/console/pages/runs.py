@@ -9,7 +9,6 @@ from milepost.console.answers import Page
 from milepost.console.problems import Problem
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
-from milepost.engine.matching import MOST_ERRORS
 from milepost.errors import RunNotFoundError
 from milepost.model.info import RunInfo
 from milepost.options import BulkFilters
@@ -35,15 +34,15 @@ def list_runs(site: Site, asked: Asked) -> Page:
     filters = read_filters(asked)
     note = ""
     try:
-        found, stopped = find_runs(site.store, {**filters, "limit": PAGE + 1})
+        found, stop = find_runs(site.store, {**filters, "limit": PAGE + 1})
     except RunNotFoundError:
         filters.pop("after")
         note = "the run at which this page began was deleted: these are the newest"
-        found, stopped = find_runs(site.store, {**filters, "limit": PAGE + 1})
+        found, stop = find_runs(site.store, {**filters, "limit": PAGE + 1})
     page = found[:PAGE]
-    after = page[-1].run_id if len(found) > PAGE else stopped
-    if stopped is not None:
-        note = f"the errors of {MOST_ERRORS} runs were compared; older runs may match too"
+    after = page[-1].run_id if len(found) > PAGE else None if stop is None else stop.after
+    if stop is not None:
+        note = f"{stop.reason}; older runs may match too"
     chosen = asked.all("status")
     values = {
         "filters": shown_filters(asked),

@@ -37,6 +37,7 @@ from milepost.stores.base.transaction import (
     StatusCount,
     Transaction,
     UnprovenRow,
+    Walk,
     row_to_show,
 )
 
@@ -101,6 +102,9 @@ class DecodingTransaction(Transaction):
 
     def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
         return [self._proven_or_damaged(row) for row in self._tx.page(limit=limit, after=after, **filters)]
+
+    def walk(self, after: str | int | None, most: int, **filters: Unpack[RowFilters]) -> Walk:
+        return self._tx.walk(after, most, **filters)
 
     def count(self, limit: int, **filters: Unpack[RowFilters]) -> int:
         return self._tx.count(limit, **filters)

@@ -8,15 +8,37 @@ from __future__ import annotations
 
 import builtins
 from abc import abstractmethod
-from collections.abc import Collection
-from typing import Any, ClassVar
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, Unpack
 
 from milepost.model.record import CHECKPOINT, Record
-from milepost.store import Signal
-from milepost.stores.base.transaction import RecordEntry, StatusCount, Transaction, entry_of, record_of, record_values
+from milepost.store import MAX_ID_BYTES, Signal
+from milepost.stores.base.transaction import (
+    RecordEntry,
+    RowFilters,
+    StatusCount,
+    Transaction,
+    Walk,
+    entry_of,
+    record_of,
+    record_values,
+)
 
 _LAST = (1 << 63) - 1
 _BY_NUMBER = "FROM {records} WHERE run = ? AND sequence BETWEEN ? AND ?"
+_FIRST_CREATED_AFTER = (
+    "SELECT min(id) FROM (SELECT id FROM {runs} WHERE created_at > ? ORDER BY created_at LIMIT ?) AS found"
+)
+_LAST_CREATED_BEFORE = (
+    "SELECT max(id) FROM (SELECT id FROM {runs} WHERE created_at < ? ORDER BY created_at DESC LIMIT ?) AS found"
+)
+_DISORDER = 1000
+"""The number of runs next to a time of creation whose positions are compared: so far they may stand in another order."""
+_FEW = 10_000
+_CHECKED = ("updated_before", "updated_after", "run_id_prefix")
+"""The filters that are compared with each row of a walk."""
+_COMPARED = (*_CHECKED, "flow", "statuses")
+"""The filters that are compared with each row that has a tag."""
 _PUT_PAYLOAD = "UPDATE {records} SET packing = ?, header = ?, payload = ? WHERE run = ? AND sequence = ?"
 
 
@@ -29,6 +51,8 @@ class SQLTransaction(Transaction):
     record_columns: ClassVar[str]
     node_id_query: ClassVar[str]
     tally_query: ClassVar[str]
+    changed_after: ClassVar[str]
+    """The condition for the rows of a status, other than "running", that were changed after a time."""
     flow_query: ClassVar[str]
     """Fetches names of flows that have runs, by steps through an index from each to the next."""
     unlimited: ClassVar[int | None]
@@ -56,6 +80,50 @@ class SQLTransaction(Transaction):
     def position(self, run_id: str) -> int | None:
         number = self.number(run_id)
         return None if number < 0 else number
+
+    def walk(self, after: str | int | None, most: int, **filters: Unpack[RowFilters]) -> Walk:
+        below = self.number(after) if isinstance(after, str) else after
+        above = None
+        if (moment := filters.get("created_after")) is not None:
+            (first,) = self._fetch(_FIRST_CREATED_AFTER, (moment, _DISORDER))[0]
+            above = _LAST if first is None else first - 1
+        if (moment := filters.get("created_before")) is not None:
+            (last,) = self._fetch(_LAST_CREATED_BEFORE, (moment, _DISORDER))[0]
+            below = min(_LAST if below is None else below, 0 if last is None else last + 1)
+        statuses, tags = filters.get("statuses"), filters.get("tags") or {}
+        walked: RowFilters = {"flow": filters.get("flow"), "statuses": statuses, "above": above}
+        if tags:
+            is_checked = len(tags) > 1 or any(filters.get(name) is not None for name in _COMPARED)
+            walked = {"tags": dict([next(iter(tags.items()))]), "above": above}
+        else:
+            is_checked = any(filters.get(name) for name in _CHECKED) and any(
+                status != "running" and self._few(status, filters) is None
+                for status in ([None] if statuses is None else statuses)
+            )
+        end = self._place(most, below, walked) if is_checked else None
+        return Walk(below, above) if end is None else Walk(below, end[0] - 1, end[1])
+
+    @abstractmethod
+    def _place(self, place: int, below: int | None, filters: RowFilters) -> tuple[int, str] | None:
+        """Return `id` and run id of the row at this place of a page, counted from 1; None if there are fewer rows."""
+
+    def _few(self, status: str | None, filters: RowFilters) -> tuple[str, Sequence[Any]] | None:
+        """Return a condition, and its values, by which an index leads to few rows, and to all of a status that match.
+
+        Those are put in order, instead of a walk in that order. None: an index does not, or leads to many.
+        """
+        prefix, changed_after = filters.get("run_id_prefix"), filters.get("updated_after")
+        conditions: builtins.list[tuple[str, Sequence[Any]]] = []
+        if prefix and "\0" not in prefix:
+            conditions.append(("run_id BETWEEN ? AND ?", (prefix, prefix + "\U0010ffff" * (MAX_ID_BYTES // 4))))
+        if changed_after is not None and status not in {None, "running"}:
+            conditions.append((self.changed_after, (status, changed_after)))
+        for condition, values in conditions:
+            query = f"SELECT count(*) FROM (SELECT 1 FROM {{runs}} WHERE {condition} LIMIT ?) AS found"  # noqa: S608
+            found = self._fetch(query, (*values, _FEW + 1))
+            if not found or found[0][0] <= _FEW:
+                return condition, values
+        return None
 
     def tally(self) -> builtins.list[StatusCount]:
         return [StatusCount(*values) for values in self._fetch(self.tally_query, ())]

@@ -34,6 +34,7 @@ from milepost.store import (
     ENDED,
     MAX_REASON_BYTES,
     MOST,
+    MOST_WALKED,
     Signal,
     StoreOptions,
     check_id,
@@ -48,10 +49,10 @@ from milepost.stores.base.deltas import Base, chained
 from milepost.stores.base.fence import Row
 from milepost.stores.base.owner import check_wanted_tags
 from milepost.stores.base.prune import Pruning
-from milepost.stores.base.transaction import DamagedRow, Note, RowFilters, Transaction, note_of, seal_of
+from milepost.stores.base.transaction import DamagedRow, Note, RowFilters, Transaction, Walk, note_of, seal_of
 
 if TYPE_CHECKING:
-    from milepost.model.info import CheckpointInfo, RunInfo, Stats, VerifyReport
+    from milepost.model.info import CheckpointInfo, RunInfo, RunPage, Stats, VerifyReport
     from milepost.stores.base.export import Copy
 
 # -- The verbs that maintain a store: counting, checking, exporting and importing runs -------------
@@ -388,14 +389,27 @@ class Runs(Keeping):
         tags: Mapping[str, str] | None = None,
         updated_before: datetime | None = None,
         updated_after: datetime | None = None,
+        created_before: datetime | None = None,
+        created_after: datetime | None = None,
+        run_id_prefix: str | None = None,
         limit: int = 100,
         after: str | None = None,
-    ) -> builtins.list[RunInfo]:
+    ) -> RunPage:
+        from milepost.model.info import RunPage
+
         limit = min(check_number(limit, "limit", least=1), _MOST)
         _check_flow(flow)
-        for name, moment in (("updated_before", updated_before), ("updated_after", updated_after)):
+        moments = {
+            "updated_before": updated_before,
+            "updated_after": updated_after,
+            "created_before": created_before,
+            "created_after": created_after,
+        }
+        for name, moment in moments.items():
             if moment is not None:
                 check_moment(moment, name)
+        if run_id_prefix is not None and not isinstance(run_id_prefix, str):
+            raise TypeError(f"run_id_prefix must be a str, not {shown(run_id_prefix)}")
         if after is not None:
             check_run_id(after)
         check_wanted_tags(tags or {})
@@ -406,35 +420,49 @@ class Runs(Keeping):
         page_size = limit
         if statuses is not None and "blocked" in statuses:
             statuses, page_size = None, max(limit, _PAGE)
+        filters: RowFilters = {
+            "flow": flow,
+            "statuses": statuses,
+            "tags": tags,
+            "updated_before": _seconds(updated_before),
+            "updated_after": _seconds(updated_after),
+            "created_before": _seconds(created_before),
+            "created_after": _seconds(created_after),
+            "run_id_prefix": run_id_prefix,
+        }
         gone = functools.cache(is_gone)
         runs: builtins.list[tuple[RunInfo, int | None]] = []
-        below: int | None = None
+        walk: Walk | None = None
+        passed = 0
+        end: tuple[str, int | None] | None = None
         while len(runs) < limit:
             held = self._held.copy()
             with self._reading("list_runs") as tx:
-                if after is not None and below is None:
-                    below = self._position(tx, after)
-                rows = tx.page(
-                    flow=flow,
-                    statuses=statuses,
-                    tags=tags,
-                    updated_before=None if updated_before is None else updated_before.timestamp(),
-                    updated_after=None if updated_after is None else updated_after.timestamp(),
-                    limit=page_size,
-                    after=below,
-                )
+                if walk is None:
+                    walk = tx.walk(None if after is None else self._position(tx, after), MOST_WALKED, **filters)
+                    filters["above"], below = walk.above, walk.below
+                rows = tx.page(limit=page_size, after=below, **filters)
                 views = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
                 meant = [(info, place) for info, place in views if wanted is None or info.status in wanted]
                 meant = meant[: limit - len(runs)]
                 infos = self._with_errors(tx, [info for info, _ in meant], near=_NEAR)
                 runs += [(_in_a_line(info), place) for info, (_, place) in zip(infos, meant, strict=True)]
             if len(rows) < page_size:
+                end = None if walk.end is None else (walk.end, (walk.above or 0) + 1)
                 break
             # The next page begins at a position, not at a run, which may be deleted meanwhile.
             below = views[-1][1]
-        if runs:
-            self._note_end(*runs[-1])
-        return [info for info, _ in runs]
+            passed += len(rows) - len(meant)
+            if passed >= MOST_WALKED:
+                end = rows[-1].run_id, below
+                break
+        page = RunPage(info for info, _ in runs)
+        if end is not None:
+            page.stopped_after = end[0]
+            self._note_end(*end)
+        elif runs:
+            self._note_end(page[-1].run_id, runs[-1][1])
+        return page
 
     def count_runs(
         self,
@@ -483,10 +511,10 @@ class Runs(Keeping):
             raise RunNotFoundError(run_id, self.place)
         return known
 
-    def _note_end(self, info: RunInfo, position: int | None) -> None:
+    def _note_end(self, run_id: str, position: int | None) -> None:
         if position is not None:
-            self._ends[info.run_id] = position
-            self._ends.move_to_end(info.run_id)
+            self._ends[run_id] = position
+            self._ends.move_to_end(run_id)
             if len(self._ends) > _MOST_ENDS:
                 self._ends.popitem(last=False)
 
@@ -591,6 +619,10 @@ class Runs(Keeping):
 
 def _wanted(status: str | Iterable[str] | None) -> set[str] | None:
     return None if status is None else {status} if isinstance(status, str) else set(status)
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
 
 
 def _check_flow(flow: object) -> None:

@@ -129,10 +129,24 @@ class RowFilters(TypedDict, total=False):
     tags: Mapping[str, str] | None
     updated_before: float | None
     updated_after: float | None
+    created_before: float | None
+    created_after: float | None
+    run_id_prefix: str | None
+    above: int | None
+    """The position above which rows stand, in the order of creation."""
+
+
+class Walk(NamedTuple):
+    """The rows that a page looks at: those between two positions in the order of creation, the newest first."""
+
+    below: int | None
+    above: int | None = None
+    end: str | None = None
+    """The run with which the walk ends because it is long enough; None: it leads to all that match."""
 
 
 def matches(row: Row, filters: RowFilters) -> bool:
-    """Return whether a row matches all filters."""
+    """Return whether a row matches all filters, but for its position."""
     flow, statuses, tags = filters.get("flow"), filters.get("statuses"), filters.get("tags") or {}
     before, after = filters.get("updated_before"), filters.get("updated_after")
     return (
@@ -141,6 +155,17 @@ def matches(row: Row, filters: RowFilters) -> bool:
         and tags.items() <= row.tags.items()
         and (before is None or row.updated_at < before)
         and (after is None or row.updated_at > after)
+        and begins_as_meant(row.run_id, row.created_at, filters)
+    )
+
+
+def begins_as_meant(run_id: str, created_at: float, filters: RowFilters) -> bool:
+    """Return whether the id and the time of the creation of a run match the filters."""
+    before, after = filters.get("created_before"), filters.get("created_after")
+    return (
+        run_id.startswith(filters.get("run_id_prefix") or "")
+        and (before is None or created_at < before)
+        and (after is None or created_at > after)
     )
 
 
@@ -213,6 +238,12 @@ class Transaction(abc.ABC):
 
         A damaged row hides no other: it is given with what is left of it, and its reason says so.
         """
+
+    def walk(self, after: str | int | None, most: int, **filters: Unpack[RowFilters]) -> Walk:
+        """Say which rows a page with these filters looks at, below `after`: at most `most`, if no index leads to those that
+        match.
+        """
+        return Walk(self.position(after) if isinstance(after, str) else after)
 
     def count(self, limit: int, **filters: Unpack[RowFilters]) -> int:
         """Count the rows that match all filters, up to `limit`, by what stands in the rows."""

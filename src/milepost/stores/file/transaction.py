@@ -26,7 +26,9 @@ from milepost.stores.base.transaction import (
     RowFilters,
     StatusCount,
     Transaction,
+    Walk,
     WriteConflict,
+    begins_as_meant,
     matches,
 )
 from milepost.stores.file.catalogue import Listed
@@ -168,10 +170,13 @@ class FileTransaction(Transaction):
         listed = self._parts.catalogue.runs()
         if isinstance(after, str):
             after = next((run.position for run in listed if run.run_id == after), 0)
-        if after is not None:
-            listed = [run for run in listed if run.position < after]
+        above = filters.get("above")
         rows: builtins.list[Row] = []
         for run in listed:
+            if (after is not None and run.position >= after) or (above is not None and run.position <= above):
+                continue
+            if not run.damage and not begins_as_meant(run.run_id, run.created_at, filters):
+                continue
             row = self._row_to_show(run)
             self._positions[run.run_id] = run.position
             if row is not None and matches(row, filters):
@@ -179,6 +184,18 @@ class FileTransaction(Transaction):
                 if len(rows) >= limit:
                     break
         return rows
+
+    def walk(self, after: str | int | None, most: int, **filters: Unpack[RowFilters]) -> Walk:
+        # Each row is in a file of its own; ids and times of creation are known without it.
+        below = self.position(after) if isinstance(after, str) else after
+        looked_at = (
+            run
+            for run in self._parts.catalogue.runs()
+            if (below is None or run.position < below)
+            and (run.damage or begins_as_meant(run.run_id, run.created_at, filters))
+        )
+        last = next(itertools.islice(looked_at, most - 1, None), None)
+        return Walk(below) if last is None else Walk(below, last.position - 1, last.run_id)
 
     def _row_to_show(self, run: Listed) -> Row | None:
         """Return the row, or what is left of a damaged one."""

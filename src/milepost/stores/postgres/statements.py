@@ -5,6 +5,7 @@ Values are always bound, never put into a statement's text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -23,11 +24,17 @@ from milepost.stores.postgres.driver import sql
 
 # Run by run: OFFSET keeps the planner from joining all of them, because it cannot know how many match.
 _TAGGED = "{run_tags} AS found CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = found.run OFFSET 0) AS runs"
+_FEW = "(SELECT * FROM {runs} WHERE id = ANY (ARRAY(SELECT id FROM {runs} WHERE CONDITION)) OFFSET 0) AS runs"
 _LAST = (1 << 63) - 1
 
 
-def page_of(status: str | None, filters: RowFilters, *, limit: int, below: int | None) -> tuple[str, list[Any]]:
-    """Build the query for the newest `limit` runs that match all filters and have an `id` below `below`, and its values."""
+def page_of(
+    status: str | None, filters: RowFilters, *, limit: int, below: int | None, few: tuple[str, Sequence[Any]] | None
+) -> tuple[str, list[Any]]:
+    """Build the query for the newest `limit` runs that match all filters and have an `id` below `below`, and its values.
+
+    `few` is a condition, and its values, by which an index leads to few rows among which all are that match.
+    """
     tags = filters.get("tags") or {}
     named = {name: value for name, value in (("flow", filters.get("flow")), ("status", status)) if value is not None}
     terms: list[str] = []
@@ -42,16 +49,23 @@ def page_of(status: str | None, filters: RowFilters, *, limit: int, below: int |
     else:
         table, order = "{runs} AS runs", [*named, "id"]
         given = [*named.values()]
-    begin = ", ".join([*["%s"] * len(given), "0"])
+        if few is not None:
+            table = _FEW.replace("CONDITION", few[0])
+            values += few[1]
+    begin = ", ".join([*["%s"] * len(given), "%s"])
     end = ", ".join([*["%s"] * len(given), "%s"])
     terms.append(f"({', '.join(order)}) BETWEEN ({begin}) AND ({end})")
-    values += [*given, *given, _LAST if below is None else below - 1]
+    above = filters.get("above")
+    values += [*given, 0 if above is None else min(above + 1, _LAST), *given, _LAST if below is None else below - 1]
     for tag in tags.items():
         terms.append("runs.tags ->> %s = %s")
         values += tag
     for term, value in (
         ("updated_at < %s", filters.get("updated_before")),
         ("updated_at > %s", filters.get("updated_after")),
+        ("created_at < %s", filters.get("created_before")),
+        ("created_at > %s", filters.get("created_after")),
+        ("starts_with(run_id, %s)", filters.get("run_id_prefix") or None),
     ):
         if value is not None:
             terms.append(term)

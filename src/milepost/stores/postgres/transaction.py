@@ -78,6 +78,7 @@ class PostgresTransaction(SQLTransaction):
     node_id_query = NODE_IDS
     tally_query = TALLY
     flow_query = FLOWS
+    changed_after = "status = ? AND rested_at > ?"
     unlimited = None
 
     def __init__(
@@ -193,6 +194,12 @@ class PostgresTransaction(SQLTransaction):
         counted = self._fetch(query, (*values, limit)) if found else []
         return counted[0][0] if counted else 0
 
+    def _place(self, place: int, below: int | None, filters: RowFilters) -> tuple[int, str] | None:
+        found, values = self._found(below, place, filters)
+        query = f"SELECT id, run_id FROM ({found}) AS found ORDER BY id DESC OFFSET %s LIMIT 1"  # noqa: S608
+        rows = self._fetch(query, (*values, place - 1)) if found else []
+        return rows[0] if rows else None
+
     def _found(self, after: str | int | None, limit: int, filters: RowFilters) -> tuple[str, builtins.list[Any]]:
         """Return the query for up to `limit` rows below `after` of each status, and its values; "" if none can match.
 
@@ -202,7 +209,8 @@ class PostgresTransaction(SQLTransaction):
         statuses = filters.get("statuses")
         wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
         below = self.number(after) if isinstance(after, str) else after
-        parts = [page_of(status, filters, limit=limit, below=below) for status in wanted]
+        few = {status: None if filters.get("tags") else self._few(status, filters) for status in wanted}
+        parts = [page_of(status, filters, limit=limit, below=below, few=few[status]) for status in wanted]
         values = [value for _, bound in parts for value in bound]
         if any(isinstance(value, str) and "\0" in value for value in values):
             return "", []

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
 
-VERSION = 6
+VERSION = 7
 BUSY_SECONDS = 10.0
 """Seconds that any statement waits for the lock of a file before it fails."""
 
@@ -96,6 +96,7 @@ CREATE TABLE runs (
     seal TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
+CREATE INDEX runs_by_creation ON runs (created_at);
 
 CREATE TABLE records (
     id INTEGER PRIMARY KEY,
@@ -168,6 +169,7 @@ _STEPS = {
     3: "ALTER TABLE runs ADD COLUMN blocked_by TEXT NOT NULL DEFAULT '';",
     4: "ALTER TABLE signals ADD COLUMN sent_by TEXT;",
     5: "ALTER TABLE runs ADD COLUMN seal TEXT NOT NULL DEFAULT '';",
+    6: "CREATE INDEX IF NOT EXISTS runs_by_creation ON runs (created_at);",
 }
 """For each version, the statements that turn its tables into the next version's."""
 

@@ -137,6 +137,7 @@ _ROW_COLUMNS = (
     "seal"
 )
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
+_FEW = "(SELECT id AS found FROM runs WHERE {}) CROSS JOIN runs ON runs.id = found"
 _INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 26)})"  # noqa: S608
 _UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 26)}) WHERE id = ?"  # noqa: S608
 
@@ -215,6 +216,8 @@ class SQLiteTransaction(SQLTransaction):
     node_id_query = _NODE_IDS
     tally_query = _TALLY
     flow_query = _FLOWS
+    # A query uses a partial index only if it repeats the index's condition.
+    changed_after = "status = ? AND status <> 'running' AND updated_at > ?"
     unlimited = -1
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -298,6 +301,18 @@ class SQLiteTransaction(SQLTransaction):
         found = self._fetch(query, (*values, limit))
         return found[0][0] if found else 0
 
+    def _place(self, place: int, below: int | None, filters: RowFilters) -> tuple[int, str] | None:
+        parts, values, number = self._parts(below, filters)
+        if not parts:
+            return None
+        number = "id" if parts[1:] else number
+        query = (
+            f"{' UNION ALL '.join(f'SELECT {number} {part}' for part in parts)} ORDER BY {number} DESC LIMIT 1 OFFSET ?"
+        )
+        query = f"SELECT id, run_id FROM runs WHERE id = ({query})"  # noqa: S608
+        found = self._fetch(query, (*values, place - 1))
+        return found[0] if found else None
+
     def _parts(
         self, after: str | int | None, filters: RowFilters
     ) -> tuple[builtins.list[str], builtins.list[Any], str]:
@@ -305,33 +320,42 @@ class SQLiteTransaction(SQLTransaction):
 
         There is one part for each status, merged as they are read: the index serves each part, as far as the limit asks for.
         """
-        table, number = "runs", "id"
-        terms: builtins.list[str] = []
-        values: builtins.list[Any] = []
-        for pair in (filters.get("tags") or {}).items():
-            # One tag is found by its index, in the order of runs. All other filters are checked on the runs that have it.
-            if not terms:
-                table, number = "run_tags CROSS JOIN runs ON runs.id = run_tags.run", "run_tags.run"
-                terms.append("run_tags.name = ? AND run_tags.value = ?")
-            else:
-                terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)")
-            values += pair
-        for term, value in (
-            (f"{number} < ?", self.number(after) if isinstance(after, str) else after),
-            ("flow = ?", filters.get("flow")),
-            # `+` keeps a term from an index that would need sorting: a page is read in the order of `id`.
-            ("+updated_at < ?", filters.get("updated_before")),
-            ("+updated_at > ?", filters.get("updated_after")),
-        ):
-            if value is not None:
-                terms.append(term)
-                values.append(value)
-        statuses = filters.get("statuses")
-        wanted = [None] if statuses is None else [status for status in get_args(Status) if status in statuses]
-        parts = [terms if status is None else [*terms, "status = ?"] for status in wanted]
-        where = [f"FROM {table} {'WHERE' if part else ''} {' AND '.join(part)}" for part in parts]
-        bound = [value for status in wanted for value in (values if status is None else [*values, status])]
-        return where, bound, number
+        parts: builtins.list[str] = []
+        bound: builtins.list[Any] = []
+        statuses, tags = filters.get("statuses"), filters.get("tags") or {}
+        number = "id"
+        for status in [None] if statuses is None else [status for status in get_args(Status) if status in statuses]:
+            table, number, terms, values = "runs", "id", builtins.list[str](), builtins.list[Any]()
+            if not tags and (few := self._few(status, filters)) is not None:
+                table, number = _FEW.format(few[0]), "found"
+                values += few[1]
+            for pair in tags.items():
+                # One tag is found by its index, in the order of runs. All other filters are checked on the runs that have it.
+                if not terms:
+                    table, number = "run_tags CROSS JOIN runs ON runs.id = run_tags.run", "run_tags.run"
+                    terms.append("run_tags.name = ? AND run_tags.value = ?")
+                else:
+                    terms.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = ?)")
+                values += pair
+            prefix = filters.get("run_id_prefix") or ""
+            for term, value in (
+                (f"{number} < ?", self.number(after) if isinstance(after, str) else after),
+                (f"{number} > ?", filters.get("above")),
+                ("flow = ?", filters.get("flow")),
+                # `+` keeps a term from an index that would need sorting: a page is read in the order of `id`.
+                ("+updated_at < ?", filters.get("updated_before")),
+                ("+updated_at > ?", filters.get("updated_after")),
+                ("+created_at < ?", filters.get("created_before")),
+                ("+created_at > ?", filters.get("created_after")),
+                (f"substr(run_id, 1, {len(prefix)}) = ?", prefix or None),
+                ("status = ?", status),
+            ):
+                if value is not None:
+                    terms.append(term)
+                    values.append(value)
+            parts.append(f"FROM {table} {'WHERE' if terms else ''} {' AND '.join(terms)}")
+            bound += values
+        return parts, bound, number
 
     def rested(
         self, status: str, *, after: tuple[float, str], until: float, limit: int

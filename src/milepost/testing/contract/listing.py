@@ -135,6 +135,8 @@ class ListingContract(StoreUnderTest):
             {"flow": 5},
             {"updated_before": 5},
             {"updated_after": "2026"},
+            {"created_before": 5},
+            {"run_id_prefix": 5},
             {"after": 5},
             {"tags": {1: "a"}},
             {"tags": ["a"]},
@@ -145,7 +147,7 @@ class ListingContract(StoreUnderTest):
         with pytest.raises(TypeError):
             store.list_runs(**wrong)
 
-    @pytest.mark.parametrize("name", ["updated_before", "updated_after"])
+    @for_each("name", ["updated_before", "updated_after", "created_before", "created_after"])
     def test_a_time_without_a_zone_is_refused(self, store: Store, clock: FakeClock, name: str) -> None:
         """`OptionError` for a time without a zone."""
         filters: dict[str, Any] = {name: clock.now().replace(tzinfo=None)}
@@ -318,6 +320,34 @@ class ListingContract(StoreUnderTest):
         assert {"new", "touched"} == set(ids(store, updated_after=start + half))
         assert ["new"] == ids(store, updated_after=start + half, updated_before=start + 5 * half)
         assert [] == ids(store, updated_after=clock.now() + half)
+
+    def test_runs_are_listed_by_their_creation(self, store: Store, clock: FakeClock) -> None:
+        """`created_before` and `created_after`, whatever has changed since."""
+        start, half = clock.now(), timedelta(minutes=30)
+        for name in ("old", "middle", "new"):
+            begin(store, name, flow="even" if name == "middle" else "odd", status="ready")
+            clock.advance(hours=1)
+        store.save("old", "a", b"2")
+        assert ["old"] == ids(store, created_before=start + half)
+        assert ["new", "middle"] == ids(store, created_after=start + half)
+        assert ["middle"] == ids(store, created_after=start + half, created_before=start + 3 * half)
+        assert ["new"] == ids(store, created_after=start + half, flow="odd", status=["ready", "failed"])
+        assert ["middle"] == ids(store, created_after=start + half, after="new")
+        assert [] == ids(store, created_after=start, created_before=start)
+        assert [] == ids(store, created_after=clock.now()) == ids(store, created_before=start)
+
+    def test_runs_are_listed_by_the_beginning_of_their_ids(self, store: Store) -> None:
+        """`run_id_prefix`: any text, compared and never run."""
+        names = ["o", "o-1", "o-2", "O-1", "p", "o-\U0010ffff", "o%", *HOSTILE]
+        for number, name in enumerate(names):
+            begin(store, name, status="ready", tags={"half": str(number % 2)})
+        for prefix in ("o", "o-", "o-1", "o-1x", "%", "_", "ключ", "$.", '$."x"', "", "\ud800", "o\0"):
+            expected = [name for name in reversed(names) if name.startswith(prefix)]
+            assert expected == ids(store, run_id_prefix=prefix), prefix
+            assert expected == ids(store, run_id_prefix=prefix, flow="orders", status=["ready", "failed"]), prefix
+        assert ["o-2"] == ids(store, run_id_prefix="o-2", tags={"half": "0"})
+        assert ["o-1"] == ids(store, run_id_prefix="o-", after="o-2")
+        assert ["o%"] == ids(store, run_id_prefix="o", limit=1)
 
     def test_listing_reads_no_state(self, store: Store) -> None:
         """No state is read: a damaged one hides neither its run nor its neighbours."""
