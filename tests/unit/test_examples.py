@@ -24,7 +24,12 @@ SCRIPTS = [
     "temperatures.py",
     "agent_graph.py",
 ]
-SERVICES = ["service.py", "order_service.py", "streaming.py"]  # they are started for real by the tests in tests/crash
+SERVICES = [
+    "service.py",
+    "order_service.py",
+    "streaming.py",
+    "console_in_fastapi.py",
+]  # they are started for real by the tests in tests/crash
 
 
 def run_example(name: str, folder: Path, *arguments: str) -> str:
