@@ -140,8 +140,8 @@ def damage_files(folder: Path, most: int) -> Iterator[tuple[str, int, str]]:
     ("medium", "most"),
     [
         *[(medium, 50) for medium in MEDIA],
-        pytest.param("sqlite", 1500, marks=pytest.mark.slow),
-        pytest.param("file", 1500, marks=pytest.mark.slow),
+        pytest.param("sqlite", 500, marks=pytest.mark.slow),
+        pytest.param("file", 500, marks=pytest.mark.slow),
     ],
 )
 def test_no_changed_byte_in_a_file_gives_another_value(medium: str, most: int, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_process_killed_before_in_and_after_a_save_loses_nothing_that_was_save
 def test_a_process_killed_at_many_moments_of_a_save_loses_nothing_that_was_saved(
     save: int, forks: Forks, url: str, log: str
 ) -> None:
-    die_at_moments(forks, url, log, save, parts=10)
+    die_at_moments(forks, url, log, save, parts=5)
 
 
 # -- at random moments, again and again ------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_runs_whose_processes_are_killed_at_random_end_right(is_async: bool, url
 def test_runs_whose_processes_are_killed_often_end_right_on_other_stores_too(
     is_async: bool, url: str, log: str
 ) -> None:
-    assert 20 == kill_runs(url, log, seed=17, runs=4, kills=5, is_async=is_async)
+    assert 9 == kill_runs(url, log, seed=17, runs=3, kills=3, is_async=is_async)
 
 
 @pytest.mark.slow
@@ -303,4 +303,4 @@ def test_runs_whose_processes_are_killed_often_end_right_on_other_stores_too(
 @ways
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_runs_that_are_killed_very_often_end_right(is_async: bool, url: str, log: str) -> None:
-    assert 30 == kill_runs(url, log, seed=1, runs=3, kills=10, is_async=is_async)
+    assert 18 == kill_runs(url, log, seed=1, runs=3, kills=6, is_async=is_async)
