@@ -29,6 +29,7 @@ from milepost.errors import OptionError
 from milepost.testing import ReplayDifference, UnrecordedCall, replay, run_flow
 from milepost.testing.tables import for_each
 
+pytest_plugins = ["milepost.testing.plugin"]
 wide = pytest.mark.wide
 
 CALLS: list[str] = []
@@ -169,6 +170,7 @@ def test_a_change_of_a_graphs_decisions_is_the_first_difference(recorded: bytes,
     assert [] == CALLS
 
 
+@wide
 def test_a_call_that_is_not_recorded_is_never_made(recorded: bytes):
     again = replay(recorded, orders(route=lambda order: "review"))
     with pytest.raises(UnrecordedCall, match="'review' was called for visit 1, which is not recorded"):
@@ -178,6 +180,7 @@ def test_a_call_that_is_not_recorded_is_never_made(recorded: bytes):
     assert [] == CALLS
 
 
+@wide
 def test_named_nodes_run_for_real_on_the_recorded_state(recorded: bytes):
     def ship(order: Order) -> Order:
         CALLS.append(order.by.partition(" ")[0])
@@ -192,6 +195,7 @@ def test_named_nodes_run_for_real_on_the_recorded_state(recorded: bytes):
     CALLS.clear()
 
 
+@wide
 def test_a_run_of_another_flow_is_refused(recorded: bytes):
     other = Graph(Order).add_node("a", note("a")).add_edge("a", END).set_entry("a").compile("other")
     with pytest.raises(OptionError, match="is one of flow 'orders', not of 'other'"):
@@ -269,6 +273,7 @@ def test_a_workflow_is_replayed_without_a_call(purchased: bytes):
     assert [] == CALLS
 
 
+@wide
 @for_each(
     "changed, at, line",
     [
@@ -287,6 +292,7 @@ def test_a_change_of_a_workflows_code_is_the_first_difference(purchased: bytes, 
     assert [] == CALLS
 
 
+@wide
 def test_another_return_value_is_a_difference_of_the_output(purchased: bytes):
     again = replay(purchased, purchases(answer="other"))
     with pytest.raises(ReplayDifference, match=r'~ output  "paid .* -> "other"'):
@@ -294,6 +300,7 @@ def test_another_return_value_is_a_difference_of_the_output(purchased: bytes):
     again.check(output=False)
 
 
+@wide
 def test_a_failed_run_fails_again_and_its_rollbacks_are_answered():
     with MemoryStore() as store:
         with pytest.raises(StepError):
@@ -309,6 +316,7 @@ def test_a_failed_run_fails_again_and_its_rollbacks_are_answered():
     assert [] == CALLS
 
 
+@wide
 def test_a_run_that_waits_is_replayed_up_to_where_it_stands():
     with MemoryStore() as store:
         with pytest.raises(Exception, match="waits for ask"):
@@ -321,6 +329,7 @@ def test_a_run_that_waits_is_replayed_up_to_where_it_stands():
     assert [] == CALLS
 
 
+@wide
 def test_a_graph_that_failed_fails_again():
     def node(order: Order) -> Order:
         raise Declined("the bank", 3)

@@ -79,6 +79,7 @@ for _name, _home, _summary in (
     ("history", "looking:history", "List all records of a run in order."),
     ("import", "keeping:import_run", "Take in a run that export wrote."),
     ("prune", "keeping:prune", "Delete old runs and old visits for good, of runs that have ended."),
+    ("record-test", "recording:record_as_test", "Turn a run into a test: its record, and a file for pytest."),
     ("recover", "working:recover", "Go once through what is due or has lost its process."),
     ("requeue", "sending:requeue", "Leave runs to the workers, by id or all that match."),
     ("resume", "running:resume", "Go on with a run where its records end."),

@@ -189,6 +189,11 @@ class Seals:
         """True if seals prove who wrote a record, and not only that it is undamaged."""
         return self._first is not None
 
+    @property
+    def encrypts(self) -> bool:
+        """True if records are encrypted, and their keys are here."""
+        return bool(self._encryption_ids)
+
     def seal_of(self, content: bytes) -> bytes:
         """Make the seal of any bytes: `sha256:<hex>`, or with a key `hmac-sha256:<key id>:<hex>`."""
         if self._first is None:

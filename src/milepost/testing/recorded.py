@@ -77,6 +77,7 @@ class RecordedRun:
 
     def __init__(self, row: RunRow, records: Sequence[Record]) -> None:
         self.row = row
+        self.records = records
         renamer = newest_renames(records)
         self._renames = Renames.read(None if renamer is None else renamer.fields(), None)
         self.history: JournalHistory = read_history(records, row.live, self._renames)

@@ -24,8 +24,6 @@ from milepost.verbs import Verbs, flow_of
 
 __all__ = ["Replay", "ReplayDifference", "UnrecordedCall", "read_recorded", "replay"]
 
-HEADER = b'{"test":'
-"""The beginning of the line that `milepost record-test` puts before an export."""
 _LEASE = 86400.0 * 366 * 10
 
 
@@ -54,8 +52,6 @@ def replay(file: str | Path | bytes, flow: Verbs[Any], *, run: Collection[str] =
 
 def read_recorded(data: bytes) -> RecordedRun:
     """Read a run that `milepost record-test` or `milepost export` wrote."""
-    if data.startswith(HEADER):
-        data = data.partition(b"\n")[2]
     with MemoryStore() as store:
         return RecordedRun.of(store, store.import_run(data))
 

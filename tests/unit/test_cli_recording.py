@@ -1,0 +1,249 @@
+"""The command record-test: which files it writes, what it hides in them, and which runs it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_calls import Answer, Shop, shop
+
+from milepost import MemoryStore, SQLiteStore
+from milepost.errors import CheckpointIntegrityError, RunSuspended
+from milepost.testing import replay
+
+__all__ = ["shop"]
+
+wide = pytest.mark.wide
+
+SOURCE = """
+from dataclasses import dataclass, field
+
+from milepost import END, Engine, Graph, Retry, SQLiteStore, Steps, step, workflow
+
+CARD = "4111 1111 1111 1111"
+
+
+@dataclass
+class Order:
+    id: str
+    card: str = CARD
+    total: int = 0
+    log: list[str] = field(default_factory=list)
+
+
+def price(order):
+    order.total += 4200
+    return order
+
+
+def charge(ctx, order):
+    if ctx.attempt == 1:
+        raise ConnectionError(f"the bank refuses {order.card}")
+    order.log.append(f"charged {order.card}")
+    return order
+
+
+def route(order):
+    return "price" if order.total < 10_000 else END
+
+
+def by_card(order):
+    return "price" if order.card.startswith("4") and order.total < 9_000 else END
+
+
+def make(name, router):
+    graph = Graph(Order).add_node("price", price).add_node("charge", charge, retry=Retry(backoff=0))
+    graph = graph.add_edge("price", "charge").add_conditional_edge("charge", router, ["price", END])
+    return graph.set_entry("price").compile(name)
+
+
+def pay(card, note):
+    return f"paid by {card}: {note}"
+
+
+@workflow("buys")
+def buys(card: str, note: str) -> Steps[str]:
+    paid = yield from step("pay").python(pay, args=(card, note))
+    yield from step("wait").wait_for("go", prompt=f"is {card} yours?")
+    return paid
+
+
+orders = make("orders", route)
+engine = Engine(SQLiteStore("runs.db", **OPTIONS), flows=[orders, make("strict", by_card), buys])
+"""
+CARD = b"4111 1111"
+
+
+@pytest.fixture
+def till(shop: Shop) -> Callable[..., Shop]:
+    """Write `till.py` with an engine and runs of its flows."""
+
+    def make(**options: Any) -> Shop:
+        (shop.folder / "till.py").write_text(f"OPTIONS = {options!r}\n{SOURCE}", encoding="utf-8")
+        sys.modules.pop("till", None)
+        sys.path.insert(0, str(shop.folder))
+        import till  # type: ignore[import-not-found]
+
+        engine = till.engine
+        for run_id in ("o-17", "o_17"):
+            engine.run(till.orders, till.Order(run_id), run_id=run_id)
+        engine.run(engine.flows["strict"], till.Order("s-1"), run_id="s-1")
+        with pytest.raises(RunSuspended):
+            engine.run(till.buys, card=till.CARD, note="n" * 300, run_id="b-1", on_wait="suspend")
+        engine.close()
+        sys.modules.pop("till", None)
+        return shop
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    sys.modules.pop("till", None)
+
+
+def record(shop: Shop, run_id: str, *arguments: str, app: str = "till:engine") -> Answer:
+    sys.modules.pop("till", None)
+    return shop.call("record-test", run_id, "--app", app, *arguments)
+
+
+def play(path: Path, flow_name: str) -> Any:
+    import till
+
+    return replay(path, till.engine.flows[flow_name])
+
+
+def test_a_run_becomes_two_files(till: Any):
+    shop = till()
+    answer = record(shop, "o-17")
+    assert (0, "wrote tests/runs/orders-o-17.jsonl (11 records, ") == (answer.code, answer.out[:48])
+    test = (shop.folder / "tests/runs/test_orders_o_17.py").read_text(encoding="utf-8")
+    assert "from till import orders\n" in test
+    assert 'def test_orders_o_17(replay):\n    replay("orders-o-17.jsonl", orders).check()\n' in test
+    header, run = map(json.loads, (shop.folder / "tests/runs/orders-o-17.jsonl").read_text().splitlines()[:2])
+    assert {"flow", "fingerprint", "milepost", "recorded", "run"} == header["test"].keys()
+    assert {"milepost.written_anew": "plain digests, no seal"} == run["run"]["tags"]
+    play(shop.folder / "tests/runs/orders-o-17.jsonl", "orders").check()
+
+
+@wide
+def test_two_ids_that_give_one_name_get_digits(till: Any):
+    shop = till()
+    assert 0 == record(shop, "o-17").code
+    again = record(shop, "o-17")
+    assert (2, True) == (again.code, "exist: pass --force to write over them" in again.err)
+    assert 0 == record(shop, "o-17", "--force").code
+    other = record(shop, "o_17", "--json").json["files"]
+    assert ["tests/runs/orders-o_17-1224b42d.jsonl", "tests/runs/test_orders_o_17_1224b42d.py"] == other
+
+
+@wide
+def test_a_flow_that_the_module_does_not_hold_is_the_engines(till: Any):
+    shop = till()
+    assert 0 == record(shop, "s-1").code
+    test = (shop.folder / "tests/runs/test_strict_s_1.py").read_text(encoding="utf-8")
+    assert "from till import engine\n" in test
+    assert "replay(\"strict-s-1.jsonl\", engine.flows['strict']).check()" in test
+
+
+@wide
+def test_a_hidden_value_is_nowhere_in_the_files(till: Any):
+    shop = till()
+    for run_id, flow, path in (
+        ("o-17", "orders", "state.card"),
+        ("b-1", "buys", "inputs.card"),
+        ("o-17", "orders", "*.card"),
+    ):
+        answer = record(shop, run_id, "--hide", path, "--rename-run", "--force")
+        assert 0 == answer.code, answer.err
+        file = shop.folder / f"tests/runs/{flow}-{run_id}.jsonl"
+        assert CARD not in file.read_bytes()
+        assert b"1111 1111 1111 1111" in file.read_bytes()
+        again = play(file, flow)
+        again.check()
+        assert f"test-{flow}-{run_id}" == again.recorded.row.info.run_id
+
+
+@wide
+def test_hiding_what_the_path_depends_on_is_refused_and_nothing_is_written(till: Any):
+    shop = till()
+    answer = record(shop, "s-1", "--hide", "state.card")
+    assert 1 == answer.code
+    assert "hiding state.card changes the path of run 's-1'" in answer.err
+    assert '~ next_node  "price" -> "__end__"' in answer.err
+    missing = record(shop, "s-1", "--hide", "state.crad")
+    assert (1, True) == (missing.code, "nothing of run 's-1' is at 'state.crad'" in missing.err)
+    assert not (shop.folder / "tests").exists()
+
+
+@wide
+def test_a_run_that_waits_is_a_test_up_to_there(till: Any):
+    shop = till()
+    answer = record(shop, "b-1")
+    assert (0, True) == (answer.code, "the run is waiting: the test plays it up to where it stands" in answer.out)
+    again = play(shop.folder / "tests/runs/buys-b-1.jsonl", "buys")
+    again.check()
+    assert ("pay",) == again.path
+
+
+@wide
+def test_a_thinned_run_is_refused_with_the_visits_that_are_gone(till: Any):
+    shop = till()
+    with SQLiteStore("runs.db") as store:
+        store.prune(keep_last=1)
+    answer = record(shop, "o-17")
+    assert 1 == answer.code
+    assert "of run 'o-17' are gone, and with them visits price#1, price#2, charge#1, charge#2" in answer.err
+    assert not (shop.folder / "tests").exists()
+
+
+@wide
+def test_changed_code_is_told_when_the_test_is_written(till: Any):
+    shop = till()
+    file = shop.folder / "till.py"
+    file.write_text(file.read_text(encoding="utf-8").replace("10_000", "1_000"), encoding="utf-8")
+    answer = record(shop, "o-17")
+    assert 1 == answer.code
+    assert "the test fails with the code as it is" in answer.err
+    with pytest.raises(
+        AssertionError, match=r"visit 1 of 'charge' \(record 3\):\n  ~ next_node  \"price\" -> \"__end__\""
+    ):
+        play(shop.folder / "tests/runs/orders-o-17.jsonl", "orders").check()
+
+
+@wide
+@pytest.mark.parametrize("options", [{"encryption_key": {"k": bytes(32)}}, {"signing_key": {"k": bytes(32)}}])
+def test_an_export_of_a_keyed_store_is_written_anew_without_keys(till: Any, options: dict[str, Any]):
+    shop = till(**options)
+    refused = record(shop, "o-17")
+    if "encryption_key" in options:
+        assert (2, True) == (refused.code, "pass --yes-plain-text" in refused.err)
+        assert 0 == record(shop, "o-17", "--yes-plain-text").code
+    else:
+        assert 0 == refused.code
+    path = shop.folder / "tests/runs/orders-o-17.jsonl"
+    assert b"hmac" not in path.read_bytes()
+    play(path, "orders").check()
+    with MemoryStore() as store:
+        assert "o-17" == store.import_run(path.read_bytes())
+    with MemoryStore(signing_key={"k": bytes(32)}) as keyed, pytest.raises(CheckpointIntegrityError):
+        keyed.import_run(path.read_bytes())
+
+
+@wide
+def test_pytest_runs_the_test_where_the_app_is_importable(till: Any):
+    import subprocess
+
+    shop = till()
+    assert 0 == record(shop, "o-17", "--hide", "state.card").code
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=.", "tests/runs"]
+    plugin = ["-p", "milepost.testing.plugin"]  # the installed package names it itself
+    done = subprocess.run(
+        [*command, *plugin], cwd=shop.folder, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "1 passed" in done.stdout, done.stdout
