@@ -57,7 +57,7 @@ def sealed(given: Record, base: str = "") -> Record:
 
 
 def linked(stored: Record) -> LinkedRecord:
-    return LinkedRecord(stored, link_of(stored, stored.header))
+    return LinkedRecord(stored, link_of(stored.header))
 
 
 def based(given: Record, since: int, kept: int, length: int) -> Base:

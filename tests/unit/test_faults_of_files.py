@@ -141,9 +141,9 @@ SWAPPED = [
         ("out", [f"UPDATE records SET payload = x'00' WHERE {OF_OUT} AND sequence = 2"]),
         ("out", [f"UPDATE records SET node_id = 'other' WHERE {OF_OUT} AND sequence = 2"]),
         ("out", [f"UPDATE records SET visit = 9 WHERE {OF_OUT} AND sequence = 2"]),
-        ("out", [f"UPDATE records SET note = '{{' WHERE {OF_OUT} AND sequence = 2"]),
-        ("out", [f"UPDATE records SET note = '{{}}' WHERE {OF_OUT} AND sequence = 2"]),
-        ("out", [f"UPDATE records SET note = NULL WHERE {OF_OUT} AND sequence = 2"]),
+        ("out", [f"UPDATE records SET header = '{{' WHERE {OF_OUT} AND sequence = 2"]),
+        ("out", [f"UPDATE records SET header = NULL WHERE {OF_OUT} AND sequence = 2"]),
+        ("out", [f"UPDATE records SET header = NULL, packing = '', note = '{{}}' WHERE {OF_OUT} AND sequence = 2"]),
         ("out", [f"DELETE FROM records WHERE {OF_OUT} AND sequence = 3"]),
     ],
 )
@@ -167,7 +167,7 @@ def test_verify_finds_what_was_done_to_the_tables_and_other_runs_go_on(
 def test_records_that_were_swapped_between_two_runs_are_found_in_both(filled: Path) -> None:
     tamper(
         filled,
-        "UPDATE records SET run = -run WHERE sequence = 2 AND header IS NOT NULL",
+        "UPDATE records SET run = -run WHERE sequence = 2 AND packing <> 'verbatim'",
         "UPDATE records SET run = (SELECT sum(id) FROM runs WHERE run_id IN ('r', 'sound')) + run WHERE run < 0",
     )
     with SQLiteStore(filled) as store:

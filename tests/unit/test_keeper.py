@@ -18,7 +18,7 @@ from milepost.model.seal import Seals, with_digests
 from milepost.store import Signal
 from milepost.stores.base.encryption import RecordCipher, keeper_of
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import note_of
+from milepost.stores.base.transaction import saved_record
 from milepost.testing.tables import for_each
 
 STAMP = "2026-01-01T00:00:00.000000Z"
@@ -56,7 +56,8 @@ def checkpoint(sequence: int = 3, state: bytes = json.dumps(MARKER).encode(), *,
 
 
 def outside(data: bytes = MARKER.encode()) -> Record:
-    return Record(3, CHECKPOINT, "work", 2, len(data), None, data)
+    record = saved_record("r", 3, "work", 2, data, 1.5)
+    return with_digests(record, record)
 
 
 def test_a_store_without_keys_has_no_keeper():
@@ -79,8 +80,7 @@ def test_what_was_kept_comes_out_as_it_was_and_proven(name: str, record: Record)
 @given(st.binary(max_size=300), st.sampled_from(sorted(KEEPERS)))
 def test_bytes_from_outside_come_back_exactly(data: bytes, name: str):
     kept_by = KEEPERS[name]
-    record = outside(data)
-    opened = kept_by.opened("r", kept_by.keep("r", record, note_of("r", record, 1.5)))
+    opened = kept_by.opened("r", kept_by.keep("r", outside(data)))
     assert (True, data, {}) == (opened.is_foreign, opened.envelope(), opened.fields())
     assert ("1970-01-01T00:00:01.500000Z", VERBATIM) == (opened.header_fields()["timestamp"], opened.packing)
     assert seals_of(kept_by).check("r", opened)
@@ -98,7 +98,7 @@ def test_any_record_comes_out_as_it_went_in(header: bytes, payload: bytes | None
 @for_each("record", [failure(), checkpoint(), outside()])
 @for_each("name", ENCRYPTING)
 def test_what_a_record_says_is_in_no_byte_that_is_kept(name: str, record: Record):
-    kept = ENCRYPTING[name].keep("r", record, note_of("r", record, 1.0))
+    kept = ENCRYPTING[name].keep("r", record)
     assert MARKER.encode() in (record.header or b"") + (record.payload or b"")
     assert MARKER.encode() not in (kept.header or b"") + (kept.payload or b"")
     fields = kept.header_fields()
@@ -195,8 +195,9 @@ def test_what_is_plain_is_taken_where_that_is_asked_for():
     refused(keeper(SIGN, LOCK, allow_plain=True), "r", sealed, "without a key: pass allow_unsealed=True")
     unproven = keeper(SIGN, LOCK, allow_plain=True, allow_unsealed=True)
     assert not seals_of(unproven).check("r", unproven.opened("r", sealed))
-    refused(keeper(None, LOCK), "r", outside(), "without encryption")
-    refused(keeper(SIGN), "r", outside(), "without a key")
+    saved = outside()._replace(header=Seals().seal(outside().header or b""))
+    refused(keeper(None, LOCK), "r", saved, "without encryption")
+    refused(keeper(SIGN), "r", saved, "without a key")
 
 
 # -- signals -----------------------------------------------------------------------------------------------

@@ -457,6 +457,7 @@ def test_a_thousand_records_are_exported_and_imported_in_order():
     write(store, token, *(checkpoint("r", n, "a", visit=n) for n in range(1, 1001)), release=Release("finished"))
     other.import_run(store.export("r"))
     assert store.read("r") == other.read("r")
+    assert all(b',"prev":"sha256:' in (record.header or b"") for record in other.read("r", after=0))
 
 
 def test_a_node_whose_input_was_pruned_is_not_run_again_from_another():

@@ -303,7 +303,7 @@ def test_a_damaged_record_hides_no_other(store: PostgresStore, database: Databas
         "header = NULL WHERE sequence = 2",
         "payload = NULL WHERE sequence = 3",
         "packing = 'zstd' WHERE sequence = 4",
-        "note = 'x' WHERE note IS NOT NULL",
+        "header = 'x' WHERE packing = 'verbatim'",
     ):
         database.query(f"UPDATE milepost.records SET {damage}")
     assert list("abcd") == [info.node_id for info in store.list("r")]

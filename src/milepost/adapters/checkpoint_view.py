@@ -53,7 +53,7 @@ from milepost.stores.base.fence import Row, intruded
 from milepost.stores.base.folders import make_folder, sync_folder
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Transaction, note_of
+from milepost.stores.base.transaction import Transaction, saved_record
 from milepost.stores.file.fs import LARGEST, Files, below, place_of, read_regular
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
@@ -320,9 +320,9 @@ class FolderStore(LooksOutside, FileStore):
                 sequence = max(sequence + 1, len(point.step_results))
                 data, moment = point.encode(), point.saved_at.timestamp()
                 visit = tx.last_visit(run_id, point.checkpoint_id) + 1
-                record = Record(sequence, CHECKPOINT, point.checkpoint_id, visit, len(data), None, data)
+                record = saved_record(run_id, sequence, point.checkpoint_id, visit, data, moment)
                 row = intruded(row, sequence, moment)
-                tx.insert(run_id, (record,), note_of(run_id, record, moment))
+                tx.insert(run_id, (self._following(tx, run_id, record),))
             # Skipped numbers were never in this journal, nor was the start record of a flow that is known.
             tx.put_row(replace(row, pruned=sequence - len(points) + 1))
 

@@ -56,7 +56,7 @@ from milepost.store import (
 from milepost.stores.base.fence import Row
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Transaction, note_of
+from milepost.stores.base.transaction import Transaction, saved_record
 from milepost.stores.memory import MemoryStore
 
 logger = logging.getLogger("milepost")
@@ -561,8 +561,8 @@ class Adapted(LooksOutside):
             sequence = 0
             for entry in entries:
                 sequence = max(sequence + 1, entry.sequence)
-                record = Record(sequence, CHECKPOINT, entry.node_id, entry.visit, len(entry.data), None, entry.data)
-                tx.insert(run_id, (record,), note_of(run_id, record, now))
+                record = saved_record(run_id, sequence, entry.node_id, entry.visit, entry.data, now)
+                tx.insert(run_id, (self._front._following(tx, run_id, record),))
             # Skipped numbers were never in this journal, nor was the start record of a run whose flow is known.
             tx.put_row(replace(row, sequence=sequence, pruned=sequence - len(entries) + bool(flow)))
 

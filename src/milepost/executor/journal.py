@@ -482,12 +482,12 @@ class Journal(NullJournal):
         first = records[0].sequence
         try:
             found = yield Ask(self._store, "read", self.run_id, after=first - 1, before=first + 1)
+            if not found or found[0].header is None:
+                return False
+            is_ours: bool = found[0].header.startswith(records[0].header)
+            return is_ours and found[0].state() == records[0].state()
         except Exception:
             return False
-        if not found or found[0].header is None:
-            return False
-        is_ours: bool = found[0].header.startswith(records[0].header)
-        return is_ours
 
     def _unwritten(self, records: tuple[Record, ...], exc: Exception) -> CheckpointWriteError:
         # Records that could not be written before stand first: this write is about the newest one.

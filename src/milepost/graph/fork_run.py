@@ -170,12 +170,7 @@ def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Ro
     signals: list[Signal] = []
     if any(record.kind == REPLY for record in records):
         signals = yield from ask(store, "signals", run_id)
-    moments = {}
-    if any(record.is_foreign for record in records):
-        history = yield from ask(store, "history", run_id)
-        saved = {record.sequence for record in records if record.is_foreign}
-        moments = {info.sequence: info.timestamp.timestamp() for info in history if info.sequence in saved}
-    prefix = Prefix(latest.row, tuple(records), tuple(signals), moments, all(proofs))
+    prefix = Prefix(latest.row, tuple(records), tuple(signals), all(proofs))
     if unexplained_gaps(prefix):
         # Only the store knows how many records it has pruned.
         report: VerifyReport = yield from ask(store, "verify", run_id)

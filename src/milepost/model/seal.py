@@ -10,7 +10,9 @@ The fields before the seal prove the payload, and are checked before it is unpac
 * `stored`: the digest of the payload as it is stored, if that is not the state itself.
 * `base`: of a difference, the link of the record that it builds on, so that it can't be put on another one.
 
-The link of a record is its seal. A record that was written anew in another form keeps its first seal as `link`.
+`prev` is the link of the record before it in the journal, so that a journal is a chain and no record of it can be
+exchanged, left out or put elsewhere. The link of a record is its seal. A record that was written anew in another form
+keeps its first seal as `link`.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ from milepost.model.record import (
     step_head,
 )
 
-DIGESTS = ("digest", "stored", "base", "link")
-"""The fields with which a store proves a record's payload; see above."""
+DIGESTS = ("digest", "stored", "base", "link", "prev")
+"""The fields with which a store proves a record's payload and its place in the journal; see above."""
 KEYED = "hmac-sha256:"
 """The beginning of a seal that was made with a key; the key's id follows."""
 
@@ -50,6 +52,7 @@ SHORTEST_KEY = 16
 _KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
 _BEFORE_STORED = b',"stored":"'
+_BEFORE_PREV = b',"prev":"'
 _SEALED = -len(b',"seal":"sha256:"') - 64
 """The place, from the end, at which the seal begins in a header that is sealed without a key."""
 _AS_ENCODED = frozenset({"", UNPACKED})
@@ -117,20 +120,21 @@ UNSEALED = Flaw("was written without a key", "a seal with a key", act="pass allo
 PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_plain=True if that is meant")
 
 
-def digests_of(record: Record, stored: Record, base: str = "") -> bytes:
-    """Return the header fields that prove the payload of `stored`, the form in which `record` is stored.
+def digests_of(record: Record, stored: Record, base: str = "", prev: str | None = None) -> bytes:
+    """Return the header fields that prove the payload of `stored`, the form in which `record` is stored, and its place.
 
-    `base` is the link of the record that a difference builds on.
+    `base` is the link of the record that a difference builds on, `prev` that of the record before it in the journal.
     """
     payload = stored.payload
+    before = "" if prev is None else f',"prev":"{prev}"'
     if payload is None:
-        return b""
-    if stored.packing == DIFFERENCE:
-        fields = f',"stored":"{digest_of(payload)}","base":"{base}"'
+        fields = before
+    elif stored.packing == DIFFERENCE:
+        fields = f'{before},"stored":"{digest_of(payload)}","base":"{base}"'
     elif stored.packing == ZSTD:
-        fields = f',"digest":"{digest_of(record.state() or b"")}","stored":"{digest_of(payload)}"'
+        fields = f'{before},"digest":"{digest_of(record.state() or b"")}","stored":"{digest_of(payload)}"'
     else:
-        fields = f',"digest":"{digest_of(payload)}"'
+        fields = f'{before},"digest":"{digest_of(payload)}"'
     return fields.encode()
 
 
@@ -141,13 +145,29 @@ def with_digests(record: Record, stored: Record, base: str = "") -> Record:
     return stored._replace(header=stored.header + digests_of(record, stored, base))
 
 
-def link_of(record: Record, header: bytes | None) -> str:
-    """Return the link of a record. `header` is the one that is stored; it is not that of `record` if it is encrypted."""
-    if b'"link":"' in (record.header or b""):
-        link = record.header_fields().get("link")
-        if isinstance(link, str):
-            return link
-    return (header or b"").rpartition(_BEFORE_SEAL)[2][:-1].decode("utf-8", "replace")
+def link_of(header: bytes | None) -> str:
+    """Return the link of a record, from its header as it is stored."""
+    if header is None:
+        return ""
+    if b'"link":"' in header:
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            link = _decode_link(header + b"}").link
+            if link is not None:
+                return link
+    return header[header.rfind(_BEFORE_SEAL) + len(_BEFORE_SEAL) : -1].decode("utf-8", "replace")
+
+
+class _Link(msgspec.Struct):
+    link: str | None = None
+
+
+_decode_link = msgspec.json.Decoder(_Link).decode
+
+
+def prev_of(header: bytes) -> str | None:
+    """Return the link of the record before, from a header that is not encrypted; None if it has none."""
+    _, is_there, rest = header.rpartition(_BEFORE_PREV)
+    return rest.partition(b'"')[0].decode("utf-8", "replace") if is_there else None
 
 
 def without_digests(record: Record, link: str) -> Record:
@@ -264,9 +284,7 @@ class Seals:
         """
         header = record.header
         if header is None:
-            if not self.accepts_unsealed:
-                raise _refusal(run_id, record, UNSEALED)
-            return False
+            raise _refusal(run_id, record, UNSEALED if not self.accepts_unsealed else changed("a header", "none"))
         at = header.rfind(_BEFORE_SEAL)
         seal = header[at + len(_BEFORE_SEAL) : -1]
         is_there = at >= 0 and header.endswith(b'"')
@@ -319,7 +337,8 @@ class Seals:
             flaw = _flaw_of_state(record, fields)
         if flaw is not None:
             raise _refusal(run_id, record, flaw)
-        return is_proven, fields
+        # Without a key anybody may have saved bytes, and the store's digest says nothing about where they come from.
+        return is_proven and (record.packing != VERBATIM or bool(self._keys or self._encryption_ids)), fields
 
     def _checked_header(self, run_id: str, record: Record) -> tuple[bool, Mapping[str, Any]]:
         """Check version, seal and place. Return whether the seal proves them, and the header's fields."""

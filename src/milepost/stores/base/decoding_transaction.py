@@ -150,15 +150,13 @@ class DecodingTransaction(Transaction):
     # -- records -----------------------------------------------------------------------------------
 
     def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
-        if self._keeper is None:
-            self._tx.insert(run_id, records, note)
-            return
-        # Only saves from outside arrive without a sealed header: the backends' fast paths insert without this method.
-        encoded = [self._keeper.keep(run_id, record, note) if record.header is None else record for record in records]
-        self._tx.insert(run_id, encoded)
+        self._tx.insert(run_id, records, note)
 
     def put_payload(self, run_id: str, record: Record) -> None:
         self._tx.put_payload(run_id, record)
+
+    def link(self, run_id: str, sequence: int) -> str:
+        return self._tx.link(run_id, sequence)
 
     def newest(self, run_id: str) -> int:
         known = self._newest.pop(run_id, None)
@@ -275,9 +273,9 @@ class DecodingTransaction(Transaction):
         opened = record if self._keeper is None else self._keeper.opened(run_id, record)
         if opened.packing != DIFFERENCE:
             if opened.size >= SMALLEST and is_base(opened):
-                self._note(run_id, Base(opened, link_of(opened, record.header), opened.sequence, opened.size, 0))
+                self._note(run_id, Base(opened, link_of(record.header), opened.sequence, opened.size, 0))
             return opened
-        base = self._whole(run_id, LinkedRecord(opened, link_of(opened, record.header)))
+        base = self._whole(run_id, LinkedRecord(opened, link_of(record.header)))
         if base is None and self._tx.reread(run_id):
             # The base may have been deleted since this record was read. This record was rewritten before that.
             for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
@@ -316,7 +314,7 @@ class DecodingTransaction(Transaction):
     def _decrypted(self, run_id: str, record: Record) -> LinkedRecord:
         is_plain = self._keeper is None or record.packing != ENCRYPTED
         opened = record if is_plain or self._keeper is None else self._keeper.opened(run_id, record)
-        return LinkedRecord(opened, link_of(opened, record.header))
+        return LinkedRecord(opened, link_of(record.header))
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
         """Rewrite the records that stay and build on records in `unwanted`.

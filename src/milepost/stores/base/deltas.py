@@ -115,9 +115,9 @@ def lessened(record: Record, base: Base | None, seal: Seal, *, compressing: bool
                 payload = min(payload, compress(payload), key=len)
             less = seal(record._replace(payload=payload, packing=DIFFERENCE), base.link)
             size = base.kept + len(payload) + len(less.header or b"") + _BESIDE
-            return less, Base(record, link_of(record, less.header), base.since, size, base.length + 1, base.is_verified)
+            return less, Base(record, link_of(less.header), base.since, size, base.length + 1, base.is_verified)
     whole = seal(record, "")
-    return whole, Base(record, link_of(record, whole.header), record.sequence, len(state), 0, True)
+    return whole, Base(record, link_of(whole.header), record.sequence, len(state), 0, True)
 
 
 def chained(
@@ -385,7 +385,7 @@ class Bases:
 
     def lessened(self, token: Token, records: Sequence[Record], seal: Seal) -> tuple[Record, ...]:
         """Return the records of an append as they are to be stored. Call `settle` once they are written."""
-        self._next.pop(token.run_id, None)  # left by an append that failed
+        self.take_back(token.run_id)
         if all(record.size < SMALLEST for record in records):
             return tuple([seal(record, "") for record in records])
         known, reign = self._known.get(token.run_id), _reign_of(token)
@@ -399,6 +399,10 @@ class Bases:
             reign, bases, records[-1].sequence, sum([base.record.size for base in bases.values()])
         )
         return less
+
+    def take_back(self, run_id: str) -> None:
+        """Forget the bases of an append of a run that has failed, if there is one."""
+        self._next.pop(run_id, None)
 
     def settle(self, token: Token, records: Sequence[Record]) -> None:
         """Confirm that `records` are written. They are what `lessened` was given last, or what it returned."""

@@ -1,6 +1,6 @@
 """Encryption of what records hold: the keys, and the cipher that uses them.
 
-Records. With a signing key they are sealed as in other stores, and a record from outside gets a header with a seal.
+Records. With a signing key they are sealed as in other stores.
 With an encryption key the whole record, header and payload, is encrypted. A readable header stays, of those fields that
 say where a record stands and how it went, not what it says. The two are bound together: the readable header is
 associated data of the encryption, the seal covers it, and it holds a keyed digest of the encrypted header.
@@ -29,16 +29,14 @@ from milepost.model.record import (
     CHECKPOINT_VERSION,
     ENCRYPTED,
     UNENCRYPTED,
-    VERBATIM,
     ZSTD,
     Record,
     digest_of,
-    format_time,
 )
 from milepost.model.seal import KEYED, PLAIN, UNSEALED, Code, Flaw, Seals, changed, check_keys
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note, UnprovenRow
+from milepost.stores.base.transaction import UnprovenRow
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -155,7 +153,7 @@ READABLE = {
         "reroute",
         "count",
     ),
-    *("front", "step_type", "signal", "wake_at"),
+    *("front", "step_type", "signal", "wake_at", "link"),
 }
 """The header fields that stay readable. Any other may hold what a user's code said, and is encrypted."""
 
@@ -187,13 +185,11 @@ class RecordCipher:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def keep(self, run_id: str, record: Record, note: Note | None = None, *, is_verified: bool = True) -> Record:
-        """Seal or encrypt `record` for the backend. `note` has the facts of a record from outside, which has no header.
+    def keep(self, run_id: str, record: Record, *, is_verified: bool = True) -> Record:
+        """Seal or encrypt `record` for the backend.
 
         With `is_verified` False it gets no seal of a key: it stands for one that had none.
         """
-        if record.header is None:
-            record = _with_header(run_id, record, note)
         assert record.header is not None
         vault = self._vault
         if vault is None:
@@ -464,16 +460,6 @@ def _place_of(run_id: str, record: Record) -> dict[str, Any]:
     if record.kind != CHECKPOINT:
         place["kind"] = record.kind
     return {**place, "visit": record.visit}
-
-
-def _with_header(run_id: str, record: Record, note: Note | None) -> Record:
-    """Add a header that can be sealed to a record from outside. Its bytes stay as they are."""
-    data = record.payload or b""
-    fields = _place_of(run_id, record)
-    fields["timestamp"] = format_time(0.0 if note is None else note.timestamp)
-    fields["next_node"] = None if note is None else note.next_node
-    fields |= {"digest": digest_of(data), "encoding": VERBATIM}
-    return record._replace(header=_encode(fields)[:-1], payload=data, packing=VERBATIM)
 
 
 def _place_of_signal(run_id: str, signal: Signal) -> bytes:

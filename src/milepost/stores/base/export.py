@@ -40,7 +40,7 @@ from milepost.model.record import (
     make_record,
     parse_time,
 )
-from milepost.model.seal import DIGESTS, KEYED, UNSEALED, Seals
+from milepost.model.seal import DIGESTS, KEYED, UNSEALED, Seals, prev_of
 from milepost.store import (
     MAX_REASON_BYTES,
     MOST,
@@ -54,7 +54,7 @@ from milepost.store import (
     read_cancel,
 )
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note, note_of, seal_of
+from milepost.stores.base.transaction import saved_record
 
 # -- Search for numbers that are missing in a journal and that no recorded deletion explains -------
 
@@ -111,13 +111,15 @@ _Moment = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]
 
 
 class Copy(NamedTuple):
-    """An imported run, without an owner. Headers are not sealed; a record from outside has its note."""
+    """An imported run, without an owner. Headers are not sealed."""
 
     row: Row
-    records: tuple[tuple[Record, Note | None], ...]
+    records: tuple[Record, ...]
     signals: tuple[Signal, ...]
     is_verified: bool
     """False if the store has a signing key, and took lines that no key proves."""
+    prevs: Mapping[int, str]
+    """The links of the missing records before those that follow a gap, by the numbers of the latter."""
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
@@ -169,6 +171,7 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     timestamp: str | None
     data: str
     seal: str = ""
+    prev: str = ""
 
 
 class _Sent(msgspec.Struct, forbid_unknown_fields=True):
@@ -195,7 +198,7 @@ class _Seal(msgspec.Struct, forbid_unknown_fields=True):
 
 def lines_of(
     row: Row,
-    records: Iterable[tuple[Record, Note | None]],
+    records: Iterable[Record],
     signals: Iterable[Signal],
     envelope_of: Callable[[Record], bytes],
 ) -> list[bytes]:
@@ -203,27 +206,32 @@ def lines_of(
     fields = {name: value for name, value in asdict(row).items() if value or name != "blocked_by"}
     del fields["nonce"], fields["seal"]
     lines = [_encode({"run": fields})]
-    for record, note in records:
+    for record in records:
         envelope = envelope_of(record)
         if record.is_foreign:
-            lines.append(_encode({"saved": _saved(row.run_id, record, note, envelope)}))
+            lines.append(_encode({"saved": _saved(row.run_id, record, envelope)}))
         else:
             lines.append(envelope)
     lines += [_encode({"signal": _sent(signal)}) for signal in signals]
     return lines
 
 
-def _saved(run_id: str, record: Record, note: Note | None, data: bytes) -> dict[str, Any]:
-    timestamp = record.header_fields().get("timestamp") if note is None else format_time(note.timestamp)
+def _saved(run_id: str, record: Record, data: bytes) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "node_id": record.node_id,
         "sequence": record.sequence,
         "visit": record.visit,
-        "timestamp": timestamp,
-        "seal": seal_of(run_id, record) if note is None else note.seal,
+        "timestamp": record.header_fields().get("timestamp"),
+        "seal": _seal_of(run_id, record),
+        "prev": prev_of(record.header or b"") or "",
         "data": base64.b64encode(data).decode(),
     }
+
+
+def _seal_of(run_id: str, record: Record) -> str:
+    """Return the digest that proves that a record from outside still has its bytes and its place."""
+    return digest_of(_encode((run_id, record.node_id, record.sequence, record.visit)) + (record.payload or b""))
 
 
 def _sent(signal: Signal) -> dict[str, Any]:
@@ -316,7 +324,8 @@ class _Reader:
         self._run_id = run_id
         self._run: _Run | None = None
         self._gaps = Gaps(has_start=True)
-        self._records: list[tuple[Record, Note | None]] = []
+        self._records: list[Record] = []
+        self._prevs: dict[int, str] = {}
         self._signals: list[Signal] = []
 
     def read(self, line: bytes) -> None:
@@ -349,7 +358,11 @@ class _Reader:
         if problems:
             raise CheckpointCorruptError("; ".join(problems) + ": give the whole of what an export wrote")
         return Copy(
-            _unowned(run, self._run_id, self._gaps.next - 1), tuple(self._records), tuple(self._signals), is_verified
+            _unowned(run, self._run_id, self._gaps.next - 1),
+            tuple(self._records),
+            tuple(self._signals),
+            is_verified,
+            self._prevs,
         )
 
     def _take_run(self, members: Mapping[str, msgspec.Raw]) -> None:
@@ -379,15 +392,15 @@ class _Reader:
     def _take_saved(self, run: _Run, saved: _Saved) -> None:
         data = _base64(saved.data)
         moment = run.updated_at if saved.timestamp is None else parse_time(saved.timestamp).timestamp()
-        record = Record(saved.sequence, CHECKPOINT, saved.node_id, saved.visit, len(data), None, data)
-        seal = note_of(run.run_id, record, moment).seal
+        record = self._saved(run, saved.sequence, saved.node_id, saved.visit, data, moment)
+        seal = _seal_of(run.run_id, record)
         if saved.seal and saved.seal != seal:
             raise CheckpointIntegrityError(
                 "what was saved from outside was changed after that: take a copy that was not",
                 expected=saved.seal,
                 found=seal,
             )
-        self._take_foreign(run, saved.run_id, record, moment)
+        self._take_record(run, saved.run_id, record, saved.prev)
 
     def _take_envelope(self, run: _Run, line: bytes, members: Mapping[str, msgspec.Raw]) -> None:
         fields, state = read_envelope(line)
@@ -398,7 +411,11 @@ class _Reader:
         if bytes(members.get("version", b"")) != b"1" or ("state" in members and "digest" not in members):
             # No journal of ours has this form: it is stored as plain bytes.
             moment = parse_time(fields["timestamp"]).timestamp() if fields.get("timestamp") else run.updated_at
-            self._take_foreign(run, fields.get("run_id"), Record(*place, len(line), None, line), moment)
+            sequence, kind, node_id, visit = place
+            record = self._saved(run, sequence, node_id, visit, line, moment)
+            if kind != CHECKPOINT:
+                raise CheckpointCorruptError(f"it is a {kind} of a form that no journal of this library has")
+            self._take_record(run, fields.get("run_id"), record, "")
             return
         payload, packing = (state, "") if "state" in members else (None, "")
         if fields.get("compressed") is True:
@@ -434,7 +451,8 @@ class _Reader:
             texts.pop(name, None)
         if self._run_id is not None:
             texts["run_id"] = _encode(self._run_id)
-        self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), None)
+        prev = str(fields.get("prev") or "")
+        self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), prev)
         self._gaps.note_deletion(record.kind, fields)
 
     def _check_seal(self, header: bytes, seal: str) -> None:
@@ -446,10 +464,10 @@ class _Reader:
                 f"the record {flaw.what}: take a copy that was not", expected=flaw.expected, found=flaw.found
             )
 
-    def _take_foreign(self, run: _Run, run_id: str | None, record: Record, moment: float) -> None:
-        self._take_record(run, run_id, record, note_of(self._run_id or run.run_id, record, moment))
+    def _saved(self, run: _Run, sequence: int, node_id: str, visit: int, data: bytes, moment: float) -> Record:
+        return saved_record(self._run_id or run.run_id, sequence, node_id, visit, data, moment)
 
-    def _take_record(self, run: _Run, run_id: str | None, record: Record, note: Note | None) -> None:
+    def _take_record(self, run: _Run, run_id: str | None, record: Record, prev: str) -> None:
         if run_id != run.run_id:
             raise CheckpointCorruptError(f"it is of run {run_id!r}, not of {run.run_id!r}")
         if record.node_id or record.kind == CHECKPOINT:
@@ -458,8 +476,10 @@ class _Reader:
             raise CheckpointCorruptError(f"it has number {record.sequence} and visit {record.visit}: no run gets there")
         if self._records and record.sequence < self._gaps.next:
             raise CheckpointCorruptError(f"record {record.sequence} follows record {self._gaps.next - 1}")
+        if record.sequence > self._gaps.next:
+            self._prevs[record.sequence] = prev
         self._gaps.pass_over(record.sequence)
-        self._records.append((record, note))
+        self._records.append(record)
 
 
 def _check_texts(run: _Run) -> None:
@@ -521,8 +541,6 @@ class Prefix(NamedTuple):
     records: tuple[Record, ...]
     signals: tuple[Signal, ...]
     """All signals that were ever sent, or () if no record has used one."""
-    moments: Mapping[int, float]
-    """The times at which records from outside were saved, in POSIX seconds by record number."""
     is_verified: bool
     """True if all records were proven."""
 
@@ -586,8 +604,7 @@ def lines_of_fork(
         sequence=records[-1].sequence,
         pruned=unexplained_gaps(prefix),
     )
-    noted = [(record, _note(prefix, record)) for record in records]
-    return joined(lines_of(row, noted, signals, Record.envelope), seals, is_verified=prefix.is_verified)
+    return joined(lines_of(row, records, signals, Record.envelope), seals, is_verified=prefix.is_verified)
 
 
 def _with_origin(
@@ -626,8 +643,3 @@ def _signals(prefix: Prefix) -> list[Signal]:
         for signal in prefix.signals
         if signal.number <= newest
     ]
-
-
-def _note(prefix: Prefix, record: Record) -> Note | None:
-    moment = prefix.moments.get(record.sequence)
-    return None if moment is None else note_of(prefix.row.info.run_id, record, moment)

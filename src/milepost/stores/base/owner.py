@@ -59,9 +59,10 @@ from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.deltas import SMALLEST, Base, Bases
 from milepost.stores.base.encryption import keeper_of
 from milepost.stores.base.fence import Row, TokenState, why
+from milepost.stores.base.links import Chaining, Links
 from milepost.stores.base.live import LiveStore
 from milepost.stores.base.process_fork import watch
-from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict, seal_of
+from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict
 
 if TYPE_CHECKING:
     from milepost.model.info import RunInfo
@@ -104,6 +105,7 @@ class OwnerStore(LiveStore):
             self.seals, options.get("encryption_key"), allow_plain=options.get("allow_plain", False)
         )
         self._bases = Bases(compressing=self.compresses_differences) if self.keeps_differences else None
+        self._links = Links()
         self._held: dict[str, TokenState] = {}
         self._unclaimable: dict[str, float] = {}
         """For each run that could not be claimed, the time on the monotonic clock until which it is skipped."""
@@ -164,14 +166,8 @@ class OwnerStore(LiveStore):
             yield self._guard(tx)
 
     def _guard(self, tx: Transaction) -> Transaction:
-        """Wrap `tx` in the layer that decrypts records and makes states whole, if this store needs one."""
-        return (
-            tx
-            if self._keeper is None and self._bases is None
-            else DecodingTransaction(
-                tx, self._keeper, self.seals, self._packed, compressing=self.compresses_differences
-            )
-        )
+        """Wrap `tx` in the layer that decrypts records and makes states whole."""
+        return DecodingTransaction(tx, self._keeper, self.seals, self._packed, compressing=self.compresses_differences)
 
     def _lease_end(self, now: float, lease: float) -> float | None:
         """Return when a lease taken now ends, None if it does not end by itself."""
@@ -196,7 +192,7 @@ class OwnerStore(LiveStore):
             raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
         me = this_process()
         token = Token(new.run_id, 1, new.nonce, me.key)
-        record = self._sealed(new.run_id, new.record)
+        record = self._sealed(new.run_id, new.record, "", "")
         is_owned = new.status == "running"
 
         def body(tx: Transaction) -> None:
@@ -229,8 +225,9 @@ class OwnerStore(LiveStore):
         self._change("create", body)
         if is_owned:
             self._held[new.run_id] = TokenState(token)
+            link = link_of(record.header)
+            self._links.note(token, 0, "", 0, link)
             if self._bases is not None and new.record.size >= SMALLEST:
-                link = link_of(new.record, record.header)
                 self._bases.know(new.run_id, token, Base(new.record, link, 0, new.record.size, 0, True))
         return token
 
@@ -268,14 +265,16 @@ class OwnerStore(LiveStore):
         if ruling.outcome != "claimed":
             tx.put_row(ruling.row)
             return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
-        tx.take(ruling.row, self._sealed(row.run_id, request.record))
+        owner = self._following(tx, row.run_id, request.record)
+        tx.take(ruling.row, owner)
         if request.finish is not None:
             release = Release("finished", degraded=row.degraded, missed=row.missed)
             ended = fence.end_ownership(ruling.row, release, newest=request.finish.sequence, now=now)
             tx.put_row(ended)
-            tx.insert(row.run_id, (self._sealed(row.run_id, request.finish),))
+            tx.insert(row.run_id, (self._sealed(row.run_id, request.finish, "", link_of(owner.header)),))
             return Claimed("claimed", None, self._view_of(tx, ended, "free", checkpoint, request.finish.sequence))
         token = Token(row.run_id, request.epoch, request.nonce, me.key)
+        self._links.note(token, owner.sequence, "", owner.sequence, link_of(owner.header))
         if self._bases is not None:
             self._bases.hand_over(row, token)
         return Claimed("claimed", token, self._view_of(tx, ruling.row, "ours", checkpoint, request.record.sequence))
@@ -413,10 +412,35 @@ class OwnerStore(LiveStore):
 
     def _kept(self, token: Token, records: Sequence[Record]) -> tuple[Record, ...]:
         """Convert an owner's records to the form that the backend stores. Call `_note_kept` once they are written."""
-        seal = functools.partial(self._sealed, token.run_id)
+        if not records:
+            return ()
+        first = records[0].sequence
+        prev = self._links.before(token, first)
+        if prev is None:
+            prev = self._link_in_journal(token.run_id, first - 1)
+        if len(records) == 1 and records[0].size < SMALLEST:  # as nearly all are
+            if self._bases is not None:
+                self._bases.take_back(token.run_id)
+            stored = self._sealed(token.run_id, records[0], "", prev)
+            self._links.note(token, first, prev, first, link_of(stored.header))
+            return (stored,)
+        chaining = Chaining(functools.partial(self._sealed, token.run_id), prev)
         if self._bases is not None:
-            return self._bases.lessened(token, records, seal)
-        return tuple(map(seal, records))
+            kept = self._bases.lessened(token, records, chaining)
+        else:
+            kept = tuple([chaining(record, "") for record in records])
+        self._links.note(token, first, prev, records[-1].sequence, chaining.link)
+        return kept
+
+    def _link_in_journal(self, run_id: str, sequence: int) -> str:
+        """Return the link of a record, "" if there is none: then nothing is written after it either."""
+        with suppress(DamagedRow, RunNotFoundError), self._read("append") as tx:
+            return tx.link(run_id, sequence)
+        return ""
+
+    def _following(self, tx: Transaction, run_id: str, record: Record) -> Record:
+        """Return the record, which is the next one of its run, as the backend stores it."""
+        return self._sealed(run_id, record, "", tx.link(run_id, tx.newest(run_id)))
 
     def _note_kept(self, token: Token, records: Sequence[Record]) -> None:
         if self._bases is not None:
@@ -454,6 +478,8 @@ class OwnerStore(LiveStore):
         for append, verdict in zip(appends, verdicts, strict=True):
             if verdict.outcome == "written":
                 self._note_kept(append.token, append.records)
+            else:
+                self._links.forget(append.token.run_id)
             if verdict.outcome == "lost" or (append.release is not None and verdict.outcome == "written"):
                 self._drop(append.token)
 
@@ -498,6 +524,7 @@ class OwnerStore(LiveStore):
             self._held.pop(token.run_id, None)
             if self._bases is not None:
                 self._bases.forget(token.run_id)
+            self._links.forget(token.run_id)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -521,18 +548,9 @@ class OwnerStore(LiveStore):
         if isinstance(kinds, str):
             raise TypeError(f"kinds must be a collection of kinds, not the str {shown(kinds)}")
         with self._reading("read") as tx:
-            records = tx.records(
+            return tx.records(
                 run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
             )
-            return [record if record.header is not None else self._proven(tx, run_id, record) for record in records]
-
-    def _proven(self, tx: Transaction, run_id: str, record: Record) -> Record:
-        """Return `record`. If it came from outside and was changed since, give it a header that no check lets pass."""
-        if record.header is not None or self._keeper is not None:  # the cipher has checked it with its key
-            return record
-        entry = tx.newest_checkpoint(run_id, after=record.sequence - 1, before=record.sequence + 1)
-        is_whole = entry is not None and entry.note is not None and entry.note.seal == seal_of(run_id, record)
-        return record if is_whole else record._replace(header=b"")
 
     def latest(self, run_id: str, *, before: int | None = None, with_nodes: bool = False) -> RunSnapshot:
         check_run_id(run_id)
@@ -554,7 +572,6 @@ class OwnerStore(LiveStore):
                 base = tx.proven_base_of(run_id, after)
                 if base is not None:
                     self._bases.know(run_id, row, base)
-            point = None if point is None else self._proven(tx, run_id, point)
             if tail is None:
                 tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if is_live(r.sequence, row.live))
@@ -690,16 +707,16 @@ class OwnerStore(LiveStore):
 
     # -- shared ------------------------------------------------------------------------------------
 
-    def _sealed(self, run_id: str, record: Record, base: str = "", *, is_verified: bool = True) -> Record:
+    def _sealed(self, run_id: str, record: Record, base: str, prev: str, *, is_verified: bool = True) -> Record:
         """Return `record` as the backend stores it: compressed, with its digests, and sealed or encrypted.
 
-        `base` is the link of the record that a difference builds on. Without `is_verified` no key seals the record.
+        `base` is the link of the record that a difference builds on, `prev` that of the record before it in the journal; a
+        start record has none. Without `is_verified` no key seals the record.
         """
-        if record.header is None:  # from outside: sealed where it is inserted
-            return record
+        assert record.header is not None
         sequence, kind, node_id, visit, size, _, payload, packing = stored = self._packed(record)
         # Every record passes here, so it is made once.
-        header = record.header + digests_of(record, stored, base)
+        header = record.header + digests_of(record, stored, base, prev if sequence else None)
         if self._keeper is not None:
             return self._keeper.keep(run_id, stored._replace(header=header), is_verified=is_verified)
         return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))

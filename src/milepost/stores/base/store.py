@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from milepost.errors import (
     CheckpointCorruptError,
-    CheckpointIntegrityError,
     CheckpointNotFoundError,
     DeserializeStateError,
     RunExistsError,
@@ -45,11 +44,12 @@ from milepost.store import (
     shortened,
 )
 from milepost.stores.base import fence
-from milepost.stores.base.deltas import Base, chained
+from milepost.stores.base.deltas import chained
 from milepost.stores.base.fence import Row
+from milepost.stores.base.links import Chaining
 from milepost.stores.base.owner import check_wanted_tags
 from milepost.stores.base.prune import Pruning
-from milepost.stores.base.transaction import DamagedRow, Note, RowFilters, Transaction, Walk, note_of, seal_of
+from milepost.stores.base.transaction import DamagedRow, RowFilters, Transaction, Walk, saved_record
 
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, RunInfo, RunPage, Stats, VerifyReport
@@ -65,9 +65,6 @@ _logger = logging.getLogger("milepost")
 _PAGE = 256
 _NEAR = 256
 """Number of a run's newest records in which a listing looks for what the run failed with."""
-
-_Group = tuple[tuple[Record, ...], Note | None]
-"""Records that a backend inserts at once. A record from outside stands alone, with its note."""
 
 
 class Keeping(Pruning):
@@ -112,13 +109,8 @@ class Keeping(Pruning):
                 problems.append(str(exc))
                 continue
             gaps.note_deletion(record.kind, fields)
-            note = self._note(run_id, record.sequence) if record.is_foreign else None
             if len(state or b"") != record.size:
                 problems.append(f"record {record.sequence} had {record.size} bytes and has {len(state or b'')} now")
-            elif note is not None and note.seal != seal_of(run_id, record):
-                problems.append(
-                    f"record {record.sequence} at node {record.node_id!r} was saved from outside and was changed after that"
-                )
         try:
             with self._reading("verify") as tx:
                 problems += tx.strays(run_id)
@@ -141,11 +133,6 @@ class Keeping(Pruning):
             except DamagedRow as exc:  # the records may be whole all the same
                 problems.append(str(exc))
                 return None
-
-    def _note(self, run_id: str, sequence: int) -> Note | None:
-        with self._reading("verify") as tx:
-            entry = tx.newest_checkpoint(run_id, after=sequence - 1, before=sequence + 1)
-        return None if entry is None else entry.note
 
     def _all(self, run_id: str, problems: builtins.list[str]) -> Iterator[Record]:
         """Yield all records in order. Read them page by page, so that memory stays small and nobody waits for long."""
@@ -172,10 +159,9 @@ class Keeping(Pruning):
             # The stored row may name an older newest record. With the current number an import can
             # check that nothing is missing.
             row = replace(self._row(tx, run_id), sequence=tx.newest(run_id))
-            notes = {entry.record.sequence: entry.note for entry in tx.entries(run_id)}
-            records = [(record, notes.get(record.sequence)) for record in tx.records(run_id)]
+            records = tx.records(run_id)
             lines = lines_of(row, records, tx.signals(run_id), functools.partial(self._envelope, run_id))
-        proofs = [self.seals.check(run_id, record) for record, _ in records] if self.seals.is_keyed else [False]
+        proofs = [self.seals.check(run_id, record) for record in records] if self.seals.is_keyed else [False]
         return joined(lines, self.seals, is_verified=all(proofs))
 
     def _envelope(self, run_id: str, record: Record) -> bytes:
@@ -193,21 +179,20 @@ class Keeping(Pruning):
             check_run_id(run_id)
         copy = read_run(bytes(data), self.seals, run_id)
         run_id = copy.row.run_id
-        groups: builtins.list[_Group] = []
-        bases: dict[bytes, Base] = {}
-        for records, note in _groups(copy):
-            seal = functools.partial(self._sealed, run_id, is_verified=copy.is_verified)
-            if self.keeps_differences:
-                stored, bases = chained(records, bases, seal, compressing=self.compresses_differences)
-            else:
-                stored = tuple(map(seal, records))
-            if self._keeper is not None and note is not None:
-                stored = tuple([self._keeper.keep(run_id, each, note, is_verified=copy.is_verified) for each in stored])
-            groups.append((stored, note))
-        self._change("import", functools.partial(self._keep_copy, copy, groups))
+
+        def sealed(record: Record, base: str, prev: str) -> Record:
+            prev = copy.prevs.get(record.sequence, prev)
+            return self._sealed(run_id, record, base, prev, is_verified=copy.is_verified)
+
+        seal = Chaining(sealed, "")
+        if self.keeps_differences:
+            stored, _ = chained(copy.records, {}, seal, compressing=self.compresses_differences)
+        else:
+            stored = tuple([seal(record, "") for record in copy.records])
+        self._change("import", functools.partial(self._keep_copy, copy, stored))
         return run_id
 
-    def _keep_copy(self, copy: Copy, groups: builtins.list[_Group], tx: Transaction) -> None:
+    def _keep_copy(self, copy: Copy, records: tuple[Record, ...], tx: Transaction) -> None:
         run_id = copy.row.run_id
         there = tx.row(run_id)
         if there is not None:
@@ -218,25 +203,22 @@ class Keeping(Pruning):
                 status=status,
             )
         tx.add_row(copy.row)
-        for records, note in groups:
-            tx.insert(run_id, records, note)
+        for group in _groups(records):
+            tx.insert(run_id, group)
         for signal in copy.signals:
             tx.add_signal(run_id, signal)
 
 
-def _groups(copy: Copy) -> Iterator[_Group]:
-    """Group the records as a backend inserts them: each record from outside alone, the others in groups without a gap."""
+def _groups(records: tuple[Record, ...]) -> Iterator[tuple[Record, ...]]:
+    """Group the records as a backend inserts them: in groups without a gap."""
     group: builtins.list[Record] = []
-    for record, note in copy.records:
-        if group and (note is not None or record.sequence != group[-1].sequence + 1):
-            yield tuple(group), None
+    for record in records:
+        if group and record.sequence != group[-1].sequence + 1:
+            yield tuple(group)
             group = []
-        if note is None:
-            group.append(record)
-        else:
-            yield (record,), note
+        group.append(record)
     if group:
-        yield tuple(group), None
+        yield tuple(group)
 
 
 # The verbs for everybody but the owner: saving and loading by node, listing, deleting, signalling.
@@ -270,7 +252,7 @@ class Runs(Keeping):
             now = self.clock.time()  # after the row: a backend may wait for it
             if row is not None:
                 self._refuse_live(row, self._state(row, now), "saved to")
-            save_from_outside(tx, run_id, node_id, copied, now, row)
+            save_from_outside(tx, run_id, node_id, copied, now, row, self._following)
 
         self._change("save", body)
 
@@ -286,23 +268,14 @@ class Runs(Keeping):
                 record = tx.live_checkpoint(run_id, row.live, node_id=node_id)
             elif row is not None and visit is not None and 0 < visit < MOST:
                 record = tx.find_visit(run_id, node_id, visit)
-            proven = None if record is None else self._proven(tx, run_id, record)
         if record is None:
             what = "there is none" if visit is None else f"there is no visit {shown(visit)}"
             if row is None:
                 what = "there is no such run"
             raise CheckpointNotFoundError(run_id, node_id, f"{what} in {self.place}")
-        if self._keeper is not None:
-            # The caller that gets the bytes has no key to check them with.
+        if self._keeper is not None or record.is_foreign:
+            # The caller that gets the bytes has no key, or no header, to check them with.
             self.seals.check(run_id, record)
-        if proven is not record:
-            raise CheckpointIntegrityError(
-                f"checkpoint {record.sequence} of run {run_id!r} at node {node_id!r} was saved from outside and was changed "
-                f"after that: restore {self.place} from a copy",
-                run_id=run_id,
-                node_id=node_id,
-                sequence=record.sequence,
-            )
         return self._envelope(run_id, record)
 
     def list(self, run_id: str) -> builtins.list[CheckpointInfo]:
@@ -339,6 +312,7 @@ class Runs(Keeping):
             point = tx.live_entry(run_id, row.live)
             first = _first_of_step(tx, row, node_id)
             used = [record.fields().get("signal") for record in tx.records(run_id, kinds=("reply",), node_id=node_id)]
+            link = tx.link(run_id, newest)
             removed = tx.remove_node(run_id, node_id)
             fields = {"verb": "delete", "epoch": row.epoch + 1, "removed": removed}
             new = fence.intruded(row, newest + 1, now)
@@ -347,10 +321,11 @@ class Runs(Keeping):
                 fields["live"] = [list(span) for span in new.live]
                 fields["used"] = [number for number in used if number is not None]
             record = make_record(run_id, newest + 1, format_time(now), "owner", node_id, visit, fields=fields)
+            record = self._sealed(run_id, record, "", link)
             if first is None and row.status == "finished" and point is not None and point.record.node_id == node_id:
                 new = replace(new, status="interrupted", reason=f"its result, of node {node_id!r}, was deleted")
             tx.put_row(new)
-            tx.insert(run_id, (self._sealed(run_id, record),))
+            tx.insert(run_id, (record,))
             return True
 
         if self._change("delete", body):
@@ -611,7 +586,7 @@ class Runs(Keeping):
             if new is not None and outcome == "cancelled":
                 fields = {"status": "cancelled", "reason": reason, "by": by, "epoch": new.epoch}
                 record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
-                tx.insert(run_id, (self._sealed(run_id, record),))
+                tx.insert(run_id, (self._following(tx, run_id, record),))
             return outcome
 
         return self._change("request_cancel", body)
@@ -667,15 +642,24 @@ def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> 
 
 
 def save_from_outside(
-    tx: Transaction, run_id: str, node_id: str, data: bytes, timestamp: float, row: Row | None
+    tx: Transaction,
+    run_id: str,
+    node_id: str,
+    data: bytes,
+    timestamp: float,
+    row: Row | None,
+    following: Callable[[Transaction, str, Record], Record],
 ) -> None:
-    """Add a visit from outside, with the run's next number and next epoch. Create the run if `row` is None."""
+    """Add a visit from outside, with the run's next number and next epoch. Create the run if `row` is None.
+
+    `following` seals the next record of a run.
+    """
     if row is None:
         row = Row(run_id, "", "interrupted", created_at=timestamp, updated_at=timestamp, epoch=0)
         tx.add_row(row)
     sequence = tx.newest(run_id) + 1
     visit = tx.last_visit(run_id, node_id) + 1
-    record = Record(sequence, "checkpoint", node_id, visit, len(data), None, data)
+    record = following(tx, run_id, saved_record(run_id, sequence, node_id, visit, data, timestamp))
     new = fence.intruded(row, sequence, timestamp)
     tx.put_row(replace(new, status="interrupted", reason="") if row.status in ENDED else new)
-    tx.insert(run_id, (record,), note_of(run_id, record, timestamp))
+    tx.insert(run_id, (record,))

@@ -26,7 +26,20 @@ from milepost.errors import (
     StoreVersionError,
 )
 from milepost.model.ranges import Ranges
-from milepost.model.record import END, FAILURE, FINISH, OWNER, Record, digest_of, new_record, parse_time
+from milepost.model.record import (
+    CHECKPOINT,
+    END,
+    FAILURE,
+    FINISH,
+    OWNER,
+    VERBATIM,
+    Record,
+    format_time,
+    make_record,
+    new_record,
+    parse_time,
+)
+from milepost.model.seal import link_of
 from milepost.store import MOST, Count, Signal, Statement
 from milepost.stores.base.fence import Row
 
@@ -103,7 +116,7 @@ class RecordEntry(msgspec.Struct, frozen=True):
         if not isinstance(target, str):
             return None
         around = self.record.node_id.rpartition("/")[0]
-        if not around:
+        if not around or self.record.packing == VERBATIM:
             return target
         return around if target == END else f"{around}/{target}"
 
@@ -195,19 +208,17 @@ def failed_statement(sql: str, cause: Exception) -> StatementError:
     return StatementError(f"the statement {sql!r} failed: {cause}", sql=sql)
 
 
-def note_of(run_id: str, record: Record, timestamp: float) -> Note:
-    """Build the note of a record from outside. `next_node` is set if its bytes are a JSON object that has one."""
+def saved_record(run_id: str, sequence: int, node_id: str, visit: int, data: bytes, timestamp: float) -> Record:
+    """Make the record of bytes that were saved from outside. Its header says where it stands, and where its run goes on if
+    the bytes are a JSON object that has a `next_node`.
+    """
     try:
-        target = _decode_target(record.payload or b"").next_node
+        target = _decode_target(data).next_node
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         target = None
-    return Note(timestamp, target, seal_of(run_id, record))
-
-
-def seal_of(run_id: str, record: Record) -> str:
-    """Return the digest that proves that a record from outside still has its bytes and its place."""
-    place = msgspec.json.encode((run_id, record.node_id, record.sequence, record.visit))
-    return digest_of(place + (record.payload or b""))
+    fields = {"next_node": target, "encoding": VERBATIM}
+    record = make_record(run_id, sequence, format_time(timestamp), CHECKPOINT, node_id, visit, fields=fields)
+    return record._replace(size=len(data), payload=data, packing=VERBATIM)
 
 
 class Transaction(abc.ABC):
@@ -309,6 +320,11 @@ class Transaction(abc.ABC):
     def reread(self, run_id: str) -> bool:
         """Show the run as it is now from here on. Return False if all reads of a transaction show one moment anyway."""
         return False
+
+    def link(self, run_id: str, sequence: int) -> str:
+        """Return the link of a record, "" if there is none with that number."""
+        stored = self.records(run_id, after=sequence - 1, before=sequence + 1)
+        return link_of(stored[0].header) if stored else ""
 
     @abc.abstractmethod
     def newest(self, run_id: str) -> int:

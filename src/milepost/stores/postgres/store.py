@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from milepost.errors import StoreError
 from milepost.model.ids import SYSTEM, this_process
 from milepost.model.record import ZSTD, Record, compress, unpacked_limit
+from milepost.model.seal import link_of
 from milepost.store import Append, Claim, Claimed, NewRun, Renewal, RunRow, StoreOptions, Token, Verdict
 from milepost.stores.base.fence import Row, TokenState
 from milepost.stores.base.group_commit import GroupCommit
@@ -267,9 +268,7 @@ class PostgresStore(PostgresBackend):
         if row is None:
             return None
         if records:
-            record = records[0] if self._keeper is None else self._keeper.opened(token.run_id, records[0])
-            stored = tx.records(token.run_id, after=record.sequence - 1, before=record.sequence + 1)
-            is_there = bool(stored) and record.header is not None and stored[0].header == record.header
+            is_there = tx.link(token.run_id, records[0].sequence) == link_of(records[0].header)
         else:
             # The epoch is still this owner's and the nonce is gone: the owner itself has released the run.
             is_there = release is not None and row.epoch == token.epoch and not row.nonce

@@ -140,6 +140,7 @@ CREATE VIEW checkpoints (run_id, node_id, sequence, timestamp, data) AS
 SELECT run_id, node_id, sequence,
     json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
     CASE
+        WHEN packing = 'verbatim' THEN payload
         WHEN packing <> '' THEN NULL
         WHEN header IS NULL THEN payload
         WHEN payload IS NULL THEN CAST(header AS BLOB)

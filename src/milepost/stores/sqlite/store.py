@@ -400,7 +400,7 @@ class SQLiteStore(Runs):
             if writer is not self._writer:
                 return False
             is_large = record[4] >= SMALLEST
-            kept = self._kept(token, records)[0] if is_large else self._sealed(token.run_id, record)
+            kept = self._kept(token, records)[0]
             if not self._insert_current(token, kept):
                 return False
             self._unmoved += 4 * _PAGE_BYTES
@@ -484,7 +484,7 @@ class SQLiteStore(Runs):
             except (TypeError, InvalidIDError):
                 left.append((run_id, node_id))
                 continue
-            save_from_outside(tx, run_id, node_id, data, self._parse(timestamp), tx.row(run_id))
+            save_from_outside(tx, run_id, node_id, data, self._parse(timestamp), tx.row(run_id), self._following)
         if left:
             _logger.warning(
                 "%d rows of %s stay in its table checkpoints_v0, for no run can have their ids: the first is %.200r",

@@ -132,10 +132,11 @@ RUNS: dict[str, Callable[[Store], None]] = {
 
 
 def content(export: bytes) -> list[dict[str, Any]]:
-    """Return the lines of an export without seals and without what they say of its owners."""
+    """Return the lines of an export without seals and links, and without what they say of its owners."""
     lines = [json.loads(line) for line in export.splitlines()]
     for line in lines:
-        line.get("header", line).pop("seal", None)
+        for name in ("seal", "prev"):
+            line.get("header", line).pop(name, None)
     del lines[0]["run"]["epoch"]
     return lines
 

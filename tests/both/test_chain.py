@@ -1,0 +1,110 @@
+"""The chain of a journal: each record covers the one before it, so that none can be exchanged, left out or moved."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+from milepost import MemoryStore
+from milepost.model.record import Record, make_record
+from milepost.model.seal import link_of, prev_of
+from milepost.store import Append, Release, Store
+from milepost.testing.journals import begin, checkpoint, failure, take, write
+
+SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
+ENCRYPTED = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
+KEYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "signed": SIGNED,
+    "encrypted": ENCRYPTED,
+    "both": {**SIGNED, **ENCRYPTED},
+}
+
+
+@pytest.fixture(params=KEYS)
+def keys(request) -> dict[str, Any]:
+    return KEYS[request.param]
+
+
+def large(sequence: int) -> Record:
+    state = b'{"text":"%s","n":%d}' % (b" ".join(b"word %d" % n for n in range(1200)), sequence)
+    return make_record("r", sequence, "2026-01-01T00:00:00.000000Z", "checkpoint", "large", sequence, state)
+
+
+def kept(store: Any, run_id: str = "r") -> list[tuple[Record, str]]:
+    """The records as they are stored, but decrypted, and their links."""
+    with store._read("look") as tx:
+        stored = tx.records(run_id)
+    opened = [record if store._keeper is None else store._keeper.opened(run_id, record) for record in stored]
+    return [(record, link_of(each.header)) for record, each in zip(opened, stored, strict=True)]
+
+
+def lived(store: Store) -> None:
+    """A run with records of every way in."""
+    token = begin(store, "r")
+    write(store, token, checkpoint("r", 1))
+    write(store, token, large(2), large(3), checkpoint("r", 4, "b"))
+    assert "taken" == write(store, token, checkpoint("r", 4, "c")).outcome
+    write(store, token, failure("r", 5))
+    batch = [Append(token, (checkpoint("r", number, "b", visit=number),)) for number in (6, 7, 8)]
+    assert ["written"] * 3 == [verdict.outcome for verdict in store.append(batch)]
+    write(store, token, large(9), release=Release("interrupted"))
+    store.save("r", "b", b"from outside")
+    token = take(store, "r").token
+    assert token is not None
+    write(store, token, large(12))
+    store.release(token, Release("interrupted"))
+    store.delete("r", "b")
+    assert "cancelled" == store.request_cancel("r", "", 13)
+
+
+@pytest.mark.every_store
+def test_each_record_has_the_link_of_the_one_before_it(medium, keys):
+    store = medium.open(**keys)
+    lived(store)
+    store.save("saved", "a", b"first")
+    store.save("saved", "a", b"second")
+    store.import_run(store.export("saved"), run_id="copy")
+    for run_id, gaps in (("r", {4, 6, 7, 8, 10}), ("saved", {0}), ("copy", {0})):
+        chain = kept(store, run_id)
+        first, *_ = chain[0]
+        assert ("" if first.sequence else None) == prev_of(first.header or b"")
+        assert gaps == {*range(chain[-1][0].sequence)} - {record.sequence for record, _ in chain}
+        for (before, link), (record, _) in itertools.pairwise(chain):
+            if record.sequence == before.sequence + 1:
+                assert link == prev_of(record.header or b""), record
+        assert store.verify(run_id).ok
+
+
+@pytest.mark.every_store
+def test_threads_that_share_a_commit_keep_their_chains(medium):
+    store = medium.open()
+    tokens = [begin(store, f"r{number}") for number in range(6)]
+
+    def work(token) -> None:
+        for number in range(1, 6):
+            write(store, token, checkpoint(token.run_id, number))
+
+    threads = [threading.Thread(target=work, args=(token,)) for token in tokens]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for token in tokens:
+        chain = kept(store, token.run_id)
+        assert [link for _, link in chain[:-1]] == [prev_of(record.header or b"") for record, _ in chain[1:]]
+        assert 6 == len(chain)
+
+
+def test_a_token_of_another_store_object_goes_on_with_the_chain():
+    store, other = MemoryStore(), MemoryStore()
+    other._runs = store._runs
+    token = begin(store, "r")
+    write(store, token, checkpoint("r", 1))
+    write(other, token, checkpoint("r", 2))
+    write(store, token, checkpoint("r", 3))
+    chain = kept(store)
+    assert [link for _, link in chain[:-1]] == [prev_of(record.header or b"") for record, _ in chain[1:]]
