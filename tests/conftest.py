@@ -89,6 +89,7 @@ WIDE_FILES = {
     f"test_{name}.py"
     for name in (
         "blocking",
+        "cli_crashtest",
         "console_actions",
         "console_command",
         "console_pages",

@@ -23,7 +23,16 @@ from milepost.testing.verdicts import (
 from milepost.verbs import Verbs, flow_of
 from milepost.workflows.definition import Workflow
 
-__all__ = ["Crash", "CrashReport", "Disagreement", "NodeReport", "NonDeterministicNode", "crashtest", "examine"]
+__all__ = [
+    "Crash",
+    "CrashReport",
+    "Disagreement",
+    "NodeReport",
+    "NonDeterministicNode",
+    "crashtest",
+    "examine",
+    "undisturbed",
+]
 
 StateT = TypeVar("StateT")
 
@@ -95,13 +104,13 @@ class Player(Protocol):
     """A way to run the flow under test, with processes that die."""
 
     @property
-    def before(self) -> Callable[[], object] | None:
-        """The function that resets the world before each run."""
+    def before(self) -> object:
+        """The function that resets the world before each run, or its name; None: there is none."""
         ...
 
     @property
-    def world(self) -> Callable[[], object] | None:
-        """The probe of the world."""
+    def world(self) -> object:
+        """The probe of the world, or its name; None: there is none."""
         ...
 
     def play(self, crashes: tuple[Crash, ...]) -> Scenario:
@@ -121,19 +130,18 @@ def examine(
     places: int | None,
     nondeterministic: Collection[str],
     *,
-    twice: bool = True,
+    plain: Scenario | None = None,
     announce: Callable[[int], object] = lambda places: None,
 ) -> tuple[CrashReport, Exception | None]:
-    """Run the flow undisturbed and disturbed, as `crashtest` says. Return the report, and the first disagreeing run's error.
+    """Run the flow disturbed, as `crashtest` says. Return the report, and the error of the first run that disagrees.
 
-    `announce` is called with the number of places before the first disturbed run. Without `twice` one undisturbed run is
-    enough. Raises what the undisturbed runs raise.
+    `plain` is the undisturbed run; None: the flow runs undisturbed first, twice unless a single scenario is asked for.
+    `announce` is called with the number of places before the first disturbed run. Raises what undisturbed runs raise.
     """
-    plain = player.play(())
-    if twice and isinstance(crashes, int):
-        other = player.play(())
-        check_repeatable(plain, other, flow, front, nondeterministic)
-        check_worlds(plain, other, player.before)
+    if plain is None and isinstance(crashes, int):
+        plain = undisturbed(player, flow, front, nondeterministic)
+    elif plain is None:
+        plain = player.play(())
     unknown = sorted(set(nondeterministic) - {output.node_id for output in plain.outputs})
     if unknown:
         raise OptionError(
@@ -153,6 +161,14 @@ def examine(
     for scenario in disturbed:
         judge.add(scenario)
     return judge.report(), judge.first_error
+
+
+def undisturbed(player: Player, flow: str, front: str, nondeterministic: Collection[str]) -> Scenario:
+    """Run the flow twice undisturbed. Return one of the runs. Raise if they differ, and what they raise themselves."""
+    plain, other = player.play(()), player.play(())
+    check_repeatable(plain, other, flow, front, nondeterministic)
+    check_worlds(plain, other, player.before)
+    return plain
 
 
 def check_worlds(one: Scenario, other: Scenario, before: object) -> None:

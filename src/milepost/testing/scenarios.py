@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, cast
 
@@ -25,7 +25,7 @@ from milepost.executor.effects import Ask, Call, Effect, Write
 from milepost.executor.flow import Flow, StepFlow
 from milepost.model.failure import describe
 from milepost.model.ids import Clock
-from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, ROLLBACK, ROUTE
+from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, ROLLBACK, ROUTE, Record
 from milepost.options import merge_options
 from milepost.store import Store, Token
 from milepost.stores.memory import MemoryStore
@@ -125,8 +125,17 @@ class Scenario:
         """The places of the crashes, for messages."""
         return ", then ".join(self.died) or "nowhere"
 
+    def can_die_at(self, effect: Effect) -> bool:
+        """Return whether the effect is one of those at which processes die."""
+        return True
+
+    def end_process(self) -> None:
+        """Do nothing: the process dies by the end of its routine."""
+
     def meet(self, effect: Effect) -> Crash | None:
         """Note the next effect, and return the crash that is to happen at it, or None."""
+        if not self.can_die_at(effect):
+            return None
         number = self.since
         self.since += 1
         self.effects.append(type(effect).__name__)
@@ -166,9 +175,9 @@ class Scenario:
             )
             raise Problem(f"{what} was called again, though what came of it was recorded")
 
-    def note_write(self, write: Write) -> None:
+    def note_records(self, records: Iterable[Record]) -> None:
         """Note what is recorded from now on."""
-        for record in write.append.records:
+        for record in records:
             visit = (record.node_id, record.visit)
             if record.kind == CHECKPOINT:
                 self.recorded.add(visit)
@@ -300,18 +309,19 @@ class Subject:
             scenario.has_branches |= process.is_gathering
             crash = scenario.meet(effect)
             if crash is not None and not crash.is_after:
+                scenario.end_process()
                 process.kill()
                 return True
             if isinstance(effect, Call):
                 scenario.note_call(effect)
             elif isinstance(effect, Write) and not effect.append.statements:
-                scenario.note_write(effect)
+                scenario.note_records(effect.append.records)
             if crash is not None:
-                process.perform()
+                process.perform(scenario.end_process)
             else:
                 process.step()
             if isinstance(effect, Write) and effect.append.statements and was_written(effect, RUN_ID):
-                scenario.note_write(effect)
+                scenario.note_records(effect.append.records)
             if crash is not None:
                 return True
         return False

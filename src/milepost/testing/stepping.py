@@ -133,13 +133,14 @@ class Stepper(Generic[T]):
             self._answer(answer)
         return effect
 
-    def perform(self) -> None:
+    def perform(self, then: Callable[[], object] = lambda: None) -> None:
         """Perform the pending effect, then drop the routine before it gets the answer, as if the
-        process died at that moment."""
+        process died at that moment. `then` is called before the routine is dropped."""
         assert self.pending is not None
         # An error is lost with the process, like an answer.
         with suppress(Exception):
             self._driver.perform(self.pending)
+        then()
         self.kill()
 
     def fail(self, error: BaseException) -> Effect:

@@ -140,18 +140,18 @@ class Judge:
         return None
 
     def _compare(self, scenario: Scenario) -> None:
-        plain = self._plain
+        plain, is_in_line = self._plain, scenario.is_in_line and self._plain.is_in_line
         if scenario.status != plain.status or (scenario.data != plain.data and not self._nondeterministic):
             raise Problem(
                 f"the run ended {scenario.status} with {text_of(scenario.data)}; undisturbed it ends {plain.status} with "
                 f"{text_of(plain.data)}"
             )
-        is_other = scenario.is_in_line and scenario.visits != plain.visits
+        is_other = is_in_line and scenario.visits != plain.visits
         if is_other or sorted(scenario.visits) != sorted(plain.visits):
             raise Problem(f"the run's history is {scenario.visits}; undisturbed it is {plain.visits}")
         extra = Counter(scenario.calls) - Counter(plain.calls)
         # A crash may interrupt one call in each open branch.
-        most = extra.total() if scenario.is_in_line else max(extra.values(), default=0)
+        most = extra.total() if is_in_line else max(extra.values(), default=0)
         if most > len(scenario.died):
             raise Problem(
                 f"{dict(extra)} were called more often than undisturbed: at most one call more for each crash is due"
