@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from console_runs import adding, new_engine
@@ -10,6 +11,8 @@ from starlette.testclient import TestClient
 
 from milepost import Engine
 from milepost.console import console
+from milepost.console.pages import HANDLERS
+from milepost.console.pages.run import show_run
 
 RUNS = ("done", "failed", "wait", "rolled", "fork", "ready", "a%2Fb%20%3F%23")
 PAGES = [
@@ -93,13 +96,41 @@ def test_a_checkpoint_shows_what_changed(client: TestClient):
     assert {"card": "4111", "n": 1} == download.json()
 
 
-def test_a_part_that_has_not_changed_is_204(engine: Engine, client: TestClient):
-    mark = client.get("/runs").text.partition('data-mark="')[2][:16]
-    assert 204 == client.get(f"/runs?part=live&mark={mark}").status_code
-    engine.run(adding, {}, run_id="another")
-    part = client.get(f"/runs?part=live&mark={mark}")
-    assert part.text.startswith("<section")
-    assert "another" in part.text
+def test_a_part_that_has_not_changed_is_204(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("milepost.console.app._FRESH", 0.0)
+    with new_engine() as engine:
+        client = TestClient(console(engine), base_url="http://localhost")
+        for path in ("/runs", "/runs/ready", "/"):
+            mark = client.get(path).text.partition('data-mark="')[2].partition('"')[0]
+            part = f"{path}?part=live&mark={mark}"
+            assert 204 == client.get(part).status_code, path
+            if path.startswith("/runs"):
+                engine.cancel("ready")
+                engine.run(adding, {}, run_id="another", if_exists="return")
+                changed = client.get(part)
+                assert 200 == changed.status_code, path
+                assert "<html" not in changed.text
+                engine.requeue("ready", reopen=True)
+        assert 404 == client.get("/runs?part=nothing").status_code
+
+
+def test_one_look_a_second_serves_all_who_ask_for_a_part(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    looks: list[str] = []
+    now = [100.0]
+
+    def look(site: Any, asked: Any) -> Any:
+        looks.append(asked.ids[0])
+        return show_run(site, asked)
+
+    monkeypatch.setitem(HANDLERS, "run", look)  # type: ignore[arg-type]
+    monkeypatch.setattr("milepost.console.app.monotonic", lambda: now[0])
+    client = TestClient(console(engine), base_url="http://localhost")
+    for _ in range(3):
+        assert 200 == client.get("/runs/done?part=live").status_code
+    assert 200 == client.get("/runs/failed?part=live").status_code
+    now[0] += 1
+    assert 200 == client.get("/runs/done?part=live").status_code
+    assert ["done", "failed", "done"] == looks
 
 
 def test_a_run_that_is_not_there_is_404_and_near_ids_are_shown(client: TestClient):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import isawaitable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -29,6 +31,8 @@ from milepost.model.ids import new_nonce
 if TYPE_CHECKING:
     from milepost.adapters.user_stores import AnyStore
 
+_FRESH = 1.0
+"""Seconds for which one look at a page serves all who ask for a part of it."""
 NAVIGATION = (
     ("home", "Needs a person", ()),
     ("runs", "Runs", ("runs",)),
@@ -102,6 +106,7 @@ class Console:
         takes_addresses: bool = False,
     ) -> None:
         self._site, self._hosts, self._access, self._takes_addresses = site, hosts, access, takes_addresses
+        self._looks: dict[Any, _Look] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -139,7 +144,7 @@ class Console:
             if place.name == "record" and asked.text("download"):
                 return answers.download(*await run_in_threadpool(downloaded, self._site, asked))
             if is_page:
-                page = await run_in_threadpool(shown, self._site, place.name, asked)
+                page = await self._looked(place, asked)
             else:
                 done = await self._act(request, place.name, asked)
                 if not isinstance(done, answers.Page):
@@ -148,6 +153,20 @@ class Console:
         except Problem as problem:
             page = _page_of(problem)
         return self._drawn(request, page, place, asked)
+
+    async def _looked(self, place: Place, asked: Asked) -> answers.Page:
+        """Make a page. Parts are asked for again and again: one look a second serves all who ask."""
+        if "part" not in asked.query:
+            return await run_in_threadpool(shown, self._site, place.name, asked)
+        query = {name: tuple(values) for name, values in asked.query.items() if name not in {"part", "mark"}}
+        key = (place, *sorted(query.items()))
+        for known in [known for known, look in self._looks.items() if look.is_old]:
+            del self._looks[known]
+        look = self._looks.setdefault(key, _Look())
+        async with look.lock:
+            if look.page is None:
+                look.page = await run_in_threadpool(shown, self._site, place.name, asked)
+        return look.page
 
     async def _act(self, request: Request, name: str, asked: Asked) -> str | answers.Page:
         """Do an action. Return the run to look at then, or a page that says what was done or refused."""
@@ -245,7 +264,8 @@ class Console:
         }
         text = answers.render(page, around, part=part)
         if text is None:
-            text = answers.render(_page_of(Problem(404, "No such part", f"this page has no part {part!r}")), around)
+            page = _page_of(Problem(404, "No such part", f"this page has no part {part!r}"))
+            text = answers.render(page, around)
         assert text is not None
         return Response(
             text.encode("utf-8", "backslashreplace"), page.status, headers={"Vary": "Accept"}, media_type="text/html"
@@ -254,6 +274,19 @@ class Console:
     def _is_open(self, page: answers.Page) -> bool:
         """Return whether a page may name the store although nobody is known: not one that keeps somebody out."""
         return page.status not in {401, 421}
+
+
+class _Look:
+    """One look at a page, which is good for a second."""
+
+    def __init__(self) -> None:
+        self.lock, self.began = anyio.Lock(), monotonic()
+        self.page: answers.Page | None = None
+
+    @property
+    def is_old(self) -> bool:
+        """True if somebody who asks now gets another look."""
+        return monotonic() - self.began >= _FRESH
 
 
 def wants_json(request: Request) -> bool:

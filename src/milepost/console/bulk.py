@@ -16,12 +16,11 @@ from milepost.engine.requeue import STANDING
 from milepost.errors import MilepostError, RunNotFoundError, StoreClosedError, StoreError
 from milepost.model.info import RunInfo
 from milepost.store import ACTIVE
-from milepost.views.runs import find_runs
+from milepost.views.runs import MOST_COUNTED, find_runs, shown_count
 from milepost.views.text import clean, iso
 
 BATCH = 200
 FIRST = 20
-COUNTED = 1000
 
 
 class Deed(NamedTuple):
@@ -63,13 +62,13 @@ def confirm(site: Site, asked: Asked) -> Page:
     """
     deed = _deed_of(asked)
     before = iso(site.now) or ""
-    found = _matching(site, asked, deed, before, COUNTED + 1)[0]
+    found = _matching(site, asked, deed, before, MOST_COUNTED + 1)[0]
     fields = [("what", asked.text("what")), ("before", before), *_given(asked)]
     values = {
         "run": None,
         "deed": {"what": asked.text("what"), "label": deed.label},
         "runs": [{"run_id": info.run_id, "flow": info.flow, "status": info.status} for info in found[:FIRST]],
-        "count": f"{COUNTED}+" if len(found) > COUNTED else str(len(found)),
+        "count": shown_count(len(found)),
         "command": _command(site, asked, deed),
         "fields": [{"name": name, "value": value} for name, value in fields],
         "action": ["bulk"],

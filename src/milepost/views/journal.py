@@ -106,12 +106,13 @@ def read_entries(store: Store, run_id: str) -> Iterator[JournalLine]:
         yield entry if record.kind != FAILURE else replace(entry, error=_error(store, run_id, record))
 
 
-def newest_entries(store: Store, run_id: str, *, before: int | None = None, limit: int = 200) -> list[JournalLine]:
-    """Return the newest records of a run as lines, the newest first: at most `limit`, and of those below `before`."""
+def newest_entries(
+    store: Store, run_id: str, *, before: int | None = None, limit: int = 200
+) -> list[tuple[JournalLine, Record]]:
+    """Return the newest records of a run with their lines, the newest first: at most `limit`, and of those below `before`."""
     live = store.get_run(run_id).live
-    return [
-        line_of(store, run_id, record, live) for record in store.read(run_id, before=before, newest=True, limit=limit)
-    ]
+    records = store.read(run_id, before=before, newest=True, limit=limit)
+    return [(line_of(store, run_id, record, live), record) for record in records]
 
 
 def line_of(store: Store, run_id: str, record: Record, live: Ranges) -> JournalLine:

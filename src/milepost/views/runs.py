@@ -63,12 +63,14 @@ def listed_document(info: RunInfo, places: Sequence[str | None]) -> dict[str, An
     return {**info_document(info), "why": why_it_stands(info, *places)}
 
 
-_NEAR = 1000
+_SHORTEST = 3
 
 
 def near_ids(store: Store, run_id: str, limit: int = 5) -> list[str]:
-    """Return ids of the newest 1000 runs that begin alike, or that contain what was asked for."""
-    wanted = run_id.lower()
-    known = [info.run_id for info in store.list_runs(limit=_NEAR)]
-    alike = [name for name in known if name.lower().startswith(wanted) or wanted.startswith(name.lower())]
-    return [*dict.fromkeys([*alike, *(name for name in known if wanted in name.lower())])][:limit]
+    """Return ids of runs that begin like one that is not there: like all of it, else like less and less of it."""
+    length = len(run_id)
+    while length >= min(_SHORTEST, len(run_id)) and length > 0:
+        if found := store.list_runs(run_id_prefix=run_id[:length], limit=limit):
+            return [info.run_id for info in found]
+        length = length * 2 // 3
+    return []

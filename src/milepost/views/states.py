@@ -127,6 +127,24 @@ def changes(before: Any, patch: Sequence[dict[str, Any]]) -> Iterator[tuple[str,
         document = jsonpatch.JsonPatch([operation]).apply(document, in_place=True)
 
 
+def changed_keys(before: Any, after: Any) -> str:
+    """Name the keys of the second state that differ from the first, in short: `total, paid; log +1`, and `-card` for one gone.
+
+    "" for states that are no objects, and for equal ones.
+    """
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return ""
+    changed, longer = [], []
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, list) and isinstance(old, list) and len(value) > len(old) and value[: len(old)] == old:
+            longer.append(f"{short(key, 30)} +{len(value) - len(old)}")
+        elif key not in before or old != value:
+            changed.append(short(key, 30))
+    changed += [f"-{short(key, 30)}" for key in before if key not in after]
+    return short("; ".join([*([", ".join(changed)] if changed else []), *longer]), 120)
+
+
 def _short_json(value: Any) -> str:
     return short(json.dumps(value, ensure_ascii=False), 100)
 

@@ -10,11 +10,11 @@ from milepost.console.answers import Page
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.model.info import RunInfo
-from milepost.views.runs import listed_document
+from milepost.views.runs import MOST_COUNTED, listed_document, shown_count
 from milepost.views.text import iso
 
 READ = 500
-COUNTED = 1000
+RECENT = 200
 FIRST = 5
 UNTAKEN = timedelta(seconds=60)
 
@@ -25,20 +25,24 @@ def show_home(site: Site, asked: Asked) -> Page:
     `failures`: groups of the newest 500 failed runs, each with `flow`, `node_id`, `error_type`, `count`, `first` and `last`
     (times), `newest` (a run id), and `filters` (the query of the list that shows them). `failed`: the bounded count of all.
     `panels`: blocked, dead, ready (longer than 60 s), each with `status`, `title`, `count` (a text: "12" or "1000+") and
-    `runs` (the first 5, as in the list). `waits`: `count`, and the runs that wait for a signal, by the nearest end.
+    `runs` (up to 5, as in the list; of the blocked ones those among the newest 200 runs). `waits`: `count`, and of the newest
+    200 that wait those for a signal, by the nearest end.
     """
     store = site.store
     failed = store.list_runs(status="failed", limit=READ)
-    old = store.list_runs(status="ready", updated_before=site.now - UNTAKEN, limit=COUNTED + 1)
+    old = store.list_runs(status="ready", updated_before=site.now - UNTAKEN, limit=MOST_COUNTED + 1)
     due = [info for info in old if info.wake_at is None or info.wake_at <= site.now]
-    waiting = store.list_runs(status="waiting", limit=READ)
+    waiting = store.list_runs(status="waiting", limit=RECENT)
     asking = [info for info in waiting if any(wait.signal is not None for wait in info.waiting_for)]
     asking.sort(key=lambda info: (info.wake_at or datetime.max.replace(tzinfo=UTC), info.updated_at))
+    # To list all blocked runs reads every row, because damaged rows are among them.
+    blocked = [info for info in store.list_runs(limit=RECENT) if info.status == "blocked"]
+    dead = store.list_runs(status="dead", limit=FIRST)
     panels = [
-        _panel(site, status, title, store.list_runs(status=status, limit=FIRST), counted(site, status=status))
-        for status, title in (("blocked", "Blocked"), ("dead", "Without an owner"))
+        _panel(site, "blocked", "Blocked", blocked[:FIRST], counted(site, status="blocked")),
+        _panel(site, "dead", "Without an owner", dead, counted(site, status="dead")),
+        _panel(site, "ready", "Ready for a minute and not taken", due[:FIRST], shown_count(len(due))),
     ]
-    panels.append(_panel(site, "ready", "Ready for a minute and not taken", due[:FIRST], bounded(len(due))))
     values = {
         "failures": failures_of(failed),
         "failed": counted(site, status="failed"),
@@ -71,12 +75,7 @@ def failures_of(failed: Iterable[RunInfo]) -> list[dict[str, Any]]:
 
 def counted(site: Site, **filters: Any) -> str:
     """Count runs as far as it is cheap: "12", or "1000+"."""
-    return bounded(site.store.count_runs(**filters, limit=COUNTED + 1))
-
-
-def bounded(count: int) -> str:
-    """Return a count as a text, which says no more than that there are many above 1000."""
-    return f"{COUNTED}+" if count > COUNTED else str(count)
+    return shown_count(site.store.count_runs(**filters, limit=MOST_COUNTED + 1))
 
 
 def _panel(site: Site, status: str, title: str, runs: Sequence[RunInfo], count: str) -> dict[str, Any]:

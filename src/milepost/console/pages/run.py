@@ -19,15 +19,16 @@ from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
 from milepost.graph.status import RunStatus
 from milepost.model.info import RunInfo, Wait
-from milepost.model.record import CHECKPOINT, FORKED_FROM, Record
+from milepost.model.record import CHECKPOINT, FORKED_FROM, START, Record
 from milepost.model.tracebacks import error_place, fold_frames
-from milepost.store import ENDED, RunRow, RunSnapshot
+from milepost.store import RunRow, RunSnapshot
 from milepost.views.graph import graph_document
 from milepost.views.journal import is_workflow, newest_entries
+from milepost.views.reasons import reasons_of, what_follows
 from milepost.views.rows import info_document
-from milepost.views.states import StateMissingError, newest_state
+from milepost.views.states import StateMissingError, changed_keys, newest_state
 from milepost.views.status import LONG, RunView, recent_records, view_run
-from milepost.views.text import iso, utc
+from milepost.views.text import iso
 from milepost.views.timeline import read_timeline, timeline_document
 
 HISTORY = 200
@@ -73,11 +74,11 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
     values: dict[str, Any] = {
         "run": document,
         "why": locked or view.why,
-        "next": [] if locked else _what_follows(info),
+        "next": what_follows(view, site.now),
         "locked": locked,
         "is_long": latest.newest >= LONG,
         "buttons": buttons_of(site, info),
-        "reasons": reasons(view, site.now, locked),
+        "reasons": [reason._asdict() for reason in reasons_of(view, site.now)],
         "error": _error(info, records),
         "waits": [wait_values(wait, asked, refused, is_locked=locked is not None) for wait in info.waiting_for],
         "graph": graph_document(content) if isinstance(content, RunStatus) else None,
@@ -97,56 +98,6 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
 
 def _with_info(latest: RunSnapshot, info: RunInfo) -> RunRow:
     return msgspec.structs.replace(latest.row, info=info)
-
-
-def reasons(view: RunView, now: datetime, locked: str | None) -> list[dict[str, str]]:
-    """Return why a run does not move, each with its remedy; [] while somebody executes it, and after a good end."""
-    row, info = view.latest.row, view.latest.row.info
-    found: list[tuple[str, str]] = []
-    if info.status == "finished":
-        return []
-    if row.cancel is not None:
-        found.append(("a cancel is open", "its owner, or the next worker, ends it"))
-    if info.status == "running":
-        until = "" if info.lease_until is None else f" until {utc(info.lease_until)}"
-        found.append((f"{info.owner or 'somebody'} executes it{until}", "wait, or cancel it"))
-    if info.status == "dead":
-        found.append(("its owner stopped without a word", "a worker takes it over"))
-    if info.status == "ready":
-        due = info.wake_at is not None and info.wake_at > now
-        found.append(
-            (f"it is due at {utc(info.wake_at)}" if due and info.wake_at else "no worker has taken it", "start one")
-        )
-    for wait in info.waiting_for:
-        what = "its time" if wait.signal is None else f"signal {wait.signal!r}"
-        until = "" if wait.wake_at is None else f" until {utc(wait.wake_at)}"
-        found.append(
-            (f"it waits for {what} at {wait.wait_id!r}{until}", "" if wait.signal is None else "answer it below")
-        )
-    if info.status == "blocked":
-        causes = {"crashes": f"it was left {info.crash_count} times without a word", "damage": "a record is damaged"}
-        remedies = {"crashes": "find out what kills it, then reopen it", "damage": "look at milepost verify"}
-        cause = info.blocked_by or ""
-        found.append((causes.get(cause, f"it is blocked: {cause}"), remedies.get(cause, "mend the cause, then go on")))
-    if info.status in {"failed", "interrupted", "cancelled"}:
-        remedy = {"failed": "mend the cause, then retry", "interrupted": "go on", "cancelled": "reopen it"}
-        found.append((f"it was {info.status}" if info.status != "failed" else "it failed", remedy[info.status]))
-    if view.content.damaged:
-        found.append(
-            (f"records that can't be read: {', '.join(map(str, view.content.damaged[:10]))}", "milepost verify")
-        )
-    if locked is not None:
-        found.append((locked, "start the console with the key"))
-    return [{"text": text, "remedy": remedy} for text, remedy in found]
-
-
-def _what_follows(info: RunInfo) -> list[str]:
-    """Return what happens to a run by itself."""
-    found = []
-    if info.wake_at is not None and info.status not in ENDED:
-        verb = "it goes on" if info.status == "waiting" else "it begins"
-        found.append(f"{verb} at {utc(info.wake_at)}")
-    return found
 
 
 def _error(info: RunInfo, records: Sequence[Record]) -> dict[str, Any] | None:
@@ -206,10 +157,30 @@ def timeline_of(view: RunView, records: Sequence[Record], now: datetime, *, to_s
 def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
     (run_id,) = asked.ids
     before = asked.number("before")
-    lines = newest_entries(site.store, run_id, before=before, limit=HISTORY + 1)
-    records = [{**site.veil.line(line, locked).to_dict(), "changed": ""} for line in lines[:HISTORY]]
-    older = lines[HISTORY - 1].sequence if len(lines) > HISTORY else None
+    found = newest_entries(site.store, run_id, before=before, limit=HISTORY + 1)
+    changed = {} if locked else _changed([record for _, record in found], site)
+    records = [
+        {**site.veil.line(line, locked).to_dict(), "changed": changed.get(line.sequence, "")}
+        for line, _ in found[:HISTORY]
+    ]
+    older = found[HISTORY - 1][0].sequence if len(found) > HISTORY else None
     return {"records": records, "older": older, "before": before}
+
+
+def _changed(records: Sequence[Record], site: Site) -> dict[int, str]:
+    """Return for each checkpoint of a graph's own path which keys of the state it changed, as far as that is cheap."""
+    found: dict[int, str] = {}
+    before: Any = None
+    for record in reversed(records):
+        is_point = record.kind == START or (record.kind == CHECKPOINT and "/" not in record.node_id)
+        if not is_point or not 0 < record.size <= _LARGEST_COMPARED:
+            before = None if record.kind == CHECKPOINT else before
+            continue
+        state = recorded_json(site, record)
+        if before is not None and record.kind == CHECKPOINT:
+            found[record.sequence] = changed_keys(before, state)
+        before = state
+    return found
 
 
 def _inputs(site: Site, records: Sequence[Record]) -> Any:
