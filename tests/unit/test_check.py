@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milepost import END, CompiledGraph, Engine, Graph, MemoryStore
-from milepost.checking import CheckReport, check
+from milepost import (
+    END,
+    CompiledGraph,
+    Engine,
+    Graph,
+    MemoryStore,
+    RunSuspended,
+    Workflow,
+    WorkflowContext,
+    step,
+    workflow,
+)
+from milepost.checking import CheckReport, check, versions
 from milepost.testing import FakeClock
 
 
@@ -72,3 +86,124 @@ def test_a_run_that_is_executed_is_planned_as_if_its_owner_had_gone() -> None:
     graph.set_entry("a").compile("orders").run({"n": 1}, store=store, run_id="o-1")
     assert [True, True] == [report.ok for report in plans]
     assert [("continue", 1)] == [(group.verdict, group.runs) for group in plans[0].groups]
+
+
+def test_a_run_of_a_flow_that_the_engine_does_not_have_is_not_checked(store: MemoryStore) -> None:
+    halted(store, "x-1", flow=line("abcd", "other"))
+    report = checked(store, line("abcd"))
+    assert (True, 2, {"other": 1}) == (report.ok, report.of, report.unknown)
+    assert str(report).endswith("not checked: 1 run of flow 'other', which the app does not have")
+
+
+def test_a_check_may_be_of_some_runs_only(store: MemoryStore) -> None:
+    halted(store, "x-1", flow=line("abcd", "other"))
+    line("abcd").run({"n": 1}, store=store, run_id="o-3", stop_after=["b"], full=True, tags={"team": "a"})
+    flows = line("abcd"), line("abcd", "other")
+    for options, expected in (
+        ({"flow": "other"}, ["x-1"]),
+        ({"tags": {"team": "a"}}, ["o-3"]),
+        ({"status": "failed"}, []),
+        ({"status": ["interrupted", "failed"], "flow": "orders"}, ["o-3", "o-2", "o-1"]),
+    ):
+        report = checked(store, *flows, **options)
+        assert expected == [run_id for group in report.groups for run_id in group.examples]
+
+
+def test_of_many_runs_a_sample_is_taken_in_which_each_kind_is_seen(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milepost.checking.runs.MOST", 20)
+    halted(store, *(f"m-{number}" for number in range(40)))
+    for run_id in ("rare-1", "rare-2"):
+        line("abxd").run({"n": 1}, store=store, run_id=run_id, stop_after=["b"], full=True)
+    report = checked(store, line("abcd"), sample=10, seed=7)
+    assert (False, 44, 2, 7) == (report.ok, report.of, report.kinds, report.seed)
+    groups = {group.verdict: group for group in report.groups}
+    assert ("rare-2", "rare-1") == groups["refuse"].examples
+    assert (42, 10, 2) == (groups["continue"].runs, groups["continue"].checked, groups["refuse"].checked)
+    assert {"m-39", "o-1"} < {*groups["continue"].examples}
+    assert "about 42 runs" not in str(report)
+    assert "a sample of 2 kinds of runs, all seen; --seed 7 takes the same one" in str(report)
+    assert report == checked(store, line("abcd"), sample=10, seed=7)
+    assert report.groups != checked(store, line("abcd"), sample=10, seed=8).groups
+
+
+def test_a_finished_run_is_cut_before_its_end(store: MemoryStore) -> None:
+    for run_id in ("f-1", "f-2", "f-3"):
+        line("abcd").run({"n": 1}, store=store, run_id=run_id)
+    same = checked(store, line("abcd"), finished=2, status="waiting")
+    assert [("continue", ("f-3", "f-2"))] == [(group.verdict, group.examples) for group in same.groups]
+    report = checked(store, line("abcx"), finished=2, flow="orders", status="waiting")
+    assert [("refuse", ("f-3", "f-2"))] == [(group.verdict, group.examples) for group in report.groups]
+    assert "2 of 2 runs of 1 flow" in str(report)
+
+
+def test_a_finished_run_of_a_workflow_is_compared_with_all_its_steps() -> None:
+    def asking(*names: str) -> Workflow[..., Any]:
+        def code() -> Iterator[Any]:
+            for name in names:
+                yield step(name).python(len, args=(name,))
+
+        return workflow("w")(code)
+
+    store = MemoryStore()
+    asking("a", "b").run(store=store, run_id="w-1")
+    verdicts = [
+        [group.verdict for group in checked(store, asking(*names), finished=1).groups]
+        for names in (("a", "b", "c"), ("a", "c"))
+    ]
+    assert [["continue"], ["refuse"]] == verdicts
+
+
+def test_exported_runs_are_checked_instead_of_those_in_the_store(store: MemoryStore, tmp_path: Path) -> None:
+    line("abcd").run({"n": 1}, store=store, run_id="f-1")
+    for run_id in ("o-1", "f-1"):
+        (tmp_path / f"{run_id}.jsonl").write_bytes(store.export(run_id))
+    (tmp_path / "old-o-1.jsonl").write_bytes(store.export("o-1"))
+    (tmp_path / "bad.jsonl").write_text("no export", encoding="utf-8")
+    files = [tmp_path / f"{name}.jsonl" for name in ("o-1", "f-1", "old-o-1")]
+    report = checked(MemoryStore(), line("abcd"), files=files)
+    assert (True, 3, {"o-1", "f-1", str(files[2])}) == (report.ok, report.checked, {*report.groups[0].examples})
+    assert not checked(MemoryStore(), line("abcx"), files=[files[1]]).ok
+    report = checked(MemoryStore(), line("abcd"), files=[*files, tmp_path / "bad.jsonl"])
+    assert (False, ["not read", "continue"]) == (report.ok, [group.verdict for group in report.groups])
+    assert (str(tmp_path / "bad.jsonl"),) == report.groups[0].examples
+
+
+def test_files_are_read_with_the_keys_of_the_engine_and_without(tmp_path: Path) -> None:
+    keys: Any = {"signing_key": {"k": b"s" * 32}}
+    for name, given in (("keyed", keys), ("plain", {})):
+        (tmp_path / name).write_bytes(halted(MemoryStore(**given), name).export(name))
+    files = [tmp_path / "keyed", tmp_path / "plain"]
+    assert checked(MemoryStore(**keys), line("abcd"), files=files).ok
+
+
+def test_a_run_that_cannot_be_read_is_a_group_and_hides_no_other() -> None:
+    store = halted(MemoryStore(signing_key={"k": b"s" * 32}), "o-1", "o-2")
+    record = store.read("o-2", newest=True, kinds=("checkpoint",), limit=1)[0]
+    run, changed = store._runs["o-2"], record._replace(payload=b'{"n":7}')
+    run.records[run.records.index(record)] = run.by_node["b"][-1] = changed
+    report = checked(store, line("abcd"))
+    assert [("not read", ("o-2",)), ("continue", ("o-1",))] == [
+        (group.verdict, group.examples) for group in report.groups
+    ]
+    assert not report.ok
+
+
+def test_the_versions_that_open_runs_began_with_say_which_code_may_go() -> None:
+    def code(ctx: WorkflowContext[Any]) -> Iterator[Any]:
+        yield step("ask").wait_for("go")
+
+    first, second = workflow("w")(code), workflow("w", version=2)(code)
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    for run_id, flow in (("w-1", first), ("w-2", first), ("w-3", second)):
+        clock.advance(60)
+        with contextlib.suppress(RunSuspended):
+            flow.run(store=store, run_id=run_id, clock=clock)
+    Engine(store, clock=clock).start("w", run_id="w-4")
+    found = versions(Engine(store, flows=[second], clock=clock))
+    assert [(None, None, 1, "w-4"), (1, False, 2, "w-1"), (2, True, 1, "w-3")] == [
+        (one.version, one.is_current, one.runs, one.example) for one in found
+    ]
+    assert store.get_run("w-1").info.created_at == found[1].oldest

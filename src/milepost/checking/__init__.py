@@ -4,7 +4,9 @@ Nothing is written, no node and no step is run. Of a user's code only the bodies
 as `plan_resume` does.
 """
 
-from milepost.checking.check import check
+from milepost.checking.lint import Finding, lint
 from milepost.checking.report import CheckReport, Group
+from milepost.checking.runs import check
+from milepost.checking.versions import FlowVersion, versions
 
-__all__ = ["CheckReport", "Group", "check"]
+__all__ = ["CheckReport", "Finding", "FlowVersion", "Group", "check", "lint", "versions"]

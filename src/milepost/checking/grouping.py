@@ -21,7 +21,7 @@ from milepost.executor.flow import Flow, GraphFlow, find_node
 from milepost.model.reports import ResumePlan
 
 _REMEDY = re.compile(
-    r": (?=(?:if (?:a node|it) was renamed|add|begin|branch|bring|call|choose|compile|create|give|go on|lift|mark|mend|open|"
+    r"[:;] (?=(?:if (?:a node|it) was renamed|add|begin|branch|bring|call|choose|compile|create|give|go on|lift|mark|mend|open|"
     r"pass|put|raise|rename|restore|resume|retry|return|send|upgrade|use|wait)\b)"
 )
 """The place in a refusal's text where the advice begins."""
@@ -147,12 +147,16 @@ def source_of(flow: Flow, node_id: str | None) -> Source | None:
 
 
 def place_of(fn: Callable[..., Any]) -> Source | None:
-    """Return the file and the first line of a function; None for one that was not written in Python."""
+    """Return the file and the first line of a function; None for one of this library or not written in Python."""
     fn = inspect.unwrap(fn)
     while isinstance(fn, partial):
         fn = inspect.unwrap(fn.func)
     code = getattr(fn, "__code__", None) or getattr(getattr(type(fn), "__call__", None), "__code__", None)  # noqa: B004
-    if code is None:
+    if code is None or str(getattr(fn, "__module__", "")).partition(".")[0] == "milepost":
         return None
-    path = Path(code.co_filename)
-    return Source(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path), code.co_firstlineno)
+    return Source(shown_path(code.co_filename), code.co_firstlineno)
+
+
+def shown_path(path: str) -> str:
+    """Return the path of a source file, from the working directory if it is below it."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

@@ -1,4 +1,4 @@
-"""The commands that look at what is there before anything runs: graph, check and doctor."""
+"""The commands that look at what is there before anything runs: graph and doctor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import Any
 import click
 
 from milepost import __version__
-from milepost.checking import CheckReport, check
-from milepost.checking.check import MOST, OPEN
-from milepost.cli.commands import FAILED, OK, UNCHECKED, Invocation, app_option, command
+from milepost.cli.commands import FAILED, OK, Invocation, app_option, command
 from milepost.cli.database import Finding, store_findings
 from milepost.cli.places import chosen_app, open_to_look
-from milepost.cli.targets import Runnable, engine_of, found_flow, is_target, load_target, loaded
+from milepost.cli.targets import Runnable, found_flow, is_target, load_target
 from milepost.cli.text import print_table, to_json
-from milepost.cli.values import read_pairs
 from milepost.graph.builder import CompiledGraph
 from milepost.graph.drawing import recorded_picture, to_dot, to_mermaid
 from milepost.graph.status import RunStatus, read_status
@@ -121,68 +118,6 @@ def _run_document(info: RunInfo, stands: RunStatus) -> dict[str, Any]:
         "run": {"run_id": info.run_id, "status": info.status},
         **{name: document[name] for name in ("statuses", "next_nodes", "maps")},
     }
-
-
-@command(
-    "check",
-    click.argument("places", metavar="[URL]", nargs=-1),
-    click.option("--flow", metavar="NAME", help="Only runs of this flow."),
-    click.option(
-        "--status",
-        multiple=True,
-        type=click.Choice(OPEN),
-        metavar="STATUS",
-        help=f"Only runs of this status: {', '.join(OPEN)}. Repeatable; default: all of them.",
-    ),
-    click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. Repeatable."),
-    click.option(
-        "--sample",
-        type=click.IntRange(1),
-        default=2000,
-        show_default=True,
-        help=f"How many to check where there are more than {MOST}.",
-    ),
-    click.option("--seed", type=int, help="Take the sample that an earlier check named."),
-    click.option("--strict", is_flag=True, help="Fail if there are runs of flows that the app does not have."),
-    click.option("--allow-empty", is_flag=True, help="Succeed if there is nothing to check."),
-    app_option,
-)
-def check_runs(
-    invocation: Invocation,
-    places: tuple[str, ...],
-    flow: str | None,
-    status: tuple[str, ...],
-    tags: tuple[str, ...],
-    sample: int,
-    seed: int | None,
-    strict: bool,
-    allow_empty: bool,
-) -> int:
-    """Check the app's code against the runs that are open.
-
-    URL is the store, as with --store. Nothing is run and nothing is written: for each run it is asked what a resume would do.
-    Exit code 1 if one would be refused or can't be read, and 6 if there was none to check.
-    """
-    if len(places) > 1 or (places and invocation.store_url is not None):
-        raise click.UsageError("name one store")
-    invocation.store_url = places[0] if places else invocation.store_url
-    with loaded(invocation, read_only=True) as app:
-        report = check(
-            engine_of(app),
-            sample=sample,
-            status=status or None,
-            flow=flow,
-            tags=read_pairs(tags, "--tag") or None,
-            seed=seed,
-        )
-    print(to_json(report.to_dict()) if invocation.is_json else report)
-    return _code_of(report, strict=strict, allow_empty=allow_empty)
-
-
-def _code_of(report: CheckReport, *, strict: bool, allow_empty: bool) -> int:
-    if not report.ok or (strict and report.unknown):
-        return FAILED
-    return OK if report.checked or allow_empty else UNCHECKED
 
 
 @command("doctor")

@@ -580,7 +580,9 @@ def plan(run: Run, request: ResumeRequest, *, ignore_owner: bool = False) -> Rou
             return _plan_of(
                 examined.info, "roll_back", f"a cancel is open ({latest.row.cancel}): the run is ended", None
             )
-        refusal = refusal or run.refusal(request, examined) or run.held_by()
+        if refusal is None or isinstance(refusal, RunSuspended):
+            # A refusal that no signal or time can end is reported rather than the wait.
+            refusal = run.refusal(request, examined) or run.held_by() or refusal
         if isinstance(refusal, RunSuspended):
             return _plan_of(examined.info, "waiting", str(refusal), refusal)
         if refusal is not None:
@@ -590,7 +592,6 @@ def plan(run: Run, request: ResumeRequest, *, ignore_owner: bool = False) -> Rou
             isinstance(exc, NoCheckpointFoundError) and refusal is None
         ):
             raise
-        # A refusal that no signal or time can end is reported rather than the wait.
         refusal = exc if refusal is None or isinstance(refusal, RunSuspended) else refusal
         nothing = ResumeInfo(
             run_id=run.run_id, source="latest", from_node=None, sequence=-1, visit=0, next_node=None, verified=False,

@@ -7,7 +7,10 @@ is seen. A run that is executed meanwhile is planned as if its owner had just go
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
 from typing import NamedTuple
 
 from milepost.checking.grouping import Groups, Verdict, bare_node
@@ -15,14 +18,23 @@ from milepost.checking.report import CheckReport
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
 from milepost.engine.matching import walk
-from milepost.errors import DeserializeStateError, MilepostError, RunNotFoundError, StoreClosedError, StoreError
+from milepost.errors import (
+    DeserializeStateError,
+    MilepostError,
+    RunExistsError,
+    RunNotFoundError,
+    StoreClosedError,
+    StoreError,
+)
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Routine, ask
+from milepost.executor.flow import Flow
 from milepost.executor.journal import read_start
 from milepost.model.info import RunInfo
 from milepost.model.record import CHECKPOINT, Record
 from milepost.options import BulkFilters
 from milepost.store import Store, check_number
+from milepost.stores.memory import MemoryStore
 
 OPEN = ("ready", "running", "waiting", "interrupted", "failed", "blocked", "dead")
 """The statuses of runs that can go on, by themselves or after somebody asked for it."""
@@ -41,14 +53,18 @@ def check(
     status: str | Iterable[str] | None = None,
     flow: str | None = None,
     tags: Mapping[str, str] | None = None,
+    finished: int = 0,
+    files: Iterable[str | PathLike[str]] = (),
     seed: int | None = None,
 ) -> CheckReport:
     """Check which runs in the engine's store would go on with its flows as they are now. Writes nothing.
 
     `status` (None: all that can go on), `flow` and `tags` say which runs are meant. Of more than 5 000 runs `sample` are
     checked: of each kind, by flow, fingerprint, place and error, the newest, the oldest and others by chance, and at
-    least five. `seed` (None: a new one) makes the same sample again of the same runs. Raises `StoreError` if the store
-    fails; a run that can't be read is a group of the report.
+    least five. `seed` (None: a new one) makes the same sample again of the same runs. `finished` is the number of the
+    newest finished runs of each flow that are checked too, each cut before its end. `files` are exported runs, which are
+    checked instead of those in the store, all of them. A run or file that can't be read is a group of the report. Raises
+    `StoreError` if the store fails.
 
     >>> engine = Engine(store, flows=[doubling])
     >>> _ = engine.run(doubling, 21, run_id="r-1", stop_before="double", full=True)
@@ -57,12 +73,23 @@ def check(
     (True, 1, ['continue'])
     """
     check_number(sample, "sample", least=1)
+    check_number(finished, "finished", least=0)
+    paths = [Path(path) for path in files]
     clock = engine._options.clock
     began = clock.monotonic()
-    filters: BulkFilters = {"flow": flow, "status": status, "tags": tags}
     chosen_seed = random.SystemRandom().randrange(10**6) if seed is None else check_number(seed, "seed")
     walked = Walked(engine, max(sample, MOST), random.Random(chosen_seed))  # noqa: S311 - repeatable on purpose
-    SyncDriver(clock).run(walk(engine.store, walked.visit, OPEN, **filters))
+    filters: BulkFilters = {"flow": flow, "status": status, "tags": tags}
+    if paths:
+        stores, unread = taken_in(engine, paths)
+        walked.unread += unread
+        for store in stores:
+            walked.walk(store, filters, None)
+    else:
+        walked.walk(engine.store, filters, OPEN)
+        for name in engine.flows if finished else ():
+            if flow in {None, name}:
+                walked.walk(engine.store, {"flow": name, "tags": tags, "status": "finished", "limit": finished}, None)
     groups = Groups(engine._known().get)
     for run_id, flow_name, verdict in walked.unread:
         groups.add(flow_name, run_id, verdict)
@@ -71,7 +98,7 @@ def check(
     for kind, runs in walked.kinds.items():
         chosen = kind_sample(runs, sample, walked) if is_sample else runs.kept
         for found in chosen:
-            planned = verdict_of(engine, engine.store, kind.flow, found)
+            planned = verdict_of(engine, kind.flow, found)
             if planned is not None:
                 groups.add(kind.flow, found.run_id, planned, runs.count / len(chosen))
                 checked += 1
@@ -82,8 +109,46 @@ def check(
         kinds=len(walked.kinds),
         seed=chosen_seed if is_sample else None,
         unknown=dict(sorted(walked.unknown.items())),
+        what="run" if paths or finished else "open run",
         seconds=clock.monotonic() - began,
     )
+
+
+def taken_in(engine: Engine, paths: Iterable[Path]) -> tuple[list[Store], list[tuple[str, str, Verdict]]]:
+    """Import exported runs into stores in memory; return these, and the files that can't be read, with why.
+
+    Runs that were exported with the engine's keys go into a store with them, and others into one without keys.
+    """
+    stores: list[Store] = [MemoryStore()]
+    own = engine._store
+    if own is not None:
+        stores.insert(0, MemoryStore())
+        stores[0]._take_options(own)
+    unread = []
+    for path in paths:
+        try:
+            _import(stores, path)
+        except MilepostError as exc:
+            unread.append((str(path), "", Verdict("not read", str(exc), exc)))
+    return stores, unread
+
+
+def _import(stores: Iterable[Store], path: Path) -> None:
+    """Import a file into the first store that takes it; one whose run is there already under the name of the file."""
+    data = path.read_bytes()
+    refusal: MilepostError | None = None
+    for store in stores:
+        for run_id in (None, str(path)):
+            try:
+                store.import_run(data, run_id=run_id)
+                return
+            except RunExistsError as exc:
+                refusal = refusal or exc
+            except DeserializeStateError as exc:
+                refusal = refusal or exc
+                break
+    assert refusal is not None
+    raise refusal
 
 
 class Kind(NamedTuple):
@@ -96,8 +161,9 @@ class Kind(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A run in the list."""
+    """A run in a list of runs."""
 
+    store: Store
     run_id: str
     status: str
     sequence: int
@@ -125,11 +191,11 @@ class Runs:
 
 
 class Walked:
-    """The runs that a walk over the list has met."""
+    """The runs that walks over lists have met."""
 
     def __init__(self, engine: Engine, most: int, chance: random.Random) -> None:
         self._flows = engine._known()
-        self._store = engine.store
+        self._clock = engine._options.clock
         self._most = most
         self.chance = chance
         self.total = 0
@@ -138,16 +204,19 @@ class Walked:
         self.unread: list[tuple[str, str, Verdict]] = []
         """The runs whose row or beginning can't be read: id, flow and why."""
 
-    def visit(self, info: RunInfo) -> Routine[None]:
-        """Take in a run of the list."""
+    def walk(self, store: Store, filters: BulkFilters, otherwise: Collection[str] | None) -> None:
+        """Take in the runs of a store that match, or without a status those with the statuses `otherwise`."""
+        SyncDriver(self._clock).run(walk(store, partial(self._visit, store), otherwise, **filters))
+
+    def _visit(self, store: Store, info: RunInfo) -> Routine[None]:
         known = self._flows.get(info.flow)
         if known is None and info.blocked_by != "damage":
             self.unknown[info.flow] = self.unknown.get(info.flow, 0) + 1
             return
         try:
             if known is None:
-                yield from ask(self._store, "get_run", info.run_id)
-            kind = yield from kind_of(self._store, info, is_workflow=known is not None and known.front == "workflow")
+                yield from ask(store, "get_run", info.run_id)
+            kind = yield from kind_of(store, info, is_workflow=known is not None and known.front == "workflow")
         except RunNotFoundError:
             return
         except (StoreError, DeserializeStateError) as exc:
@@ -155,7 +224,7 @@ class Walked:
             self.unread.append((info.run_id, info.flow, Verdict("not read", str(exc), exc)))
             return
         self.total += 1
-        found = Found(info.run_id, info.status, info.sequence)
+        found = Found(store, info.run_id, info.status, info.sequence)
         self.kinds.setdefault(kind, Runs(found)).add(found, self._most, self.chance)
 
 
@@ -179,16 +248,17 @@ def kind_sample(runs: Runs, sample: int, walked: Walked) -> list[Found]:
     return [*ends, *walked.chance.sample(others, min(len(others), wanted - len(ends)))]
 
 
-def verdict_of(engine: Engine, store: Store, flow_name: str, found: Found) -> Verdict | None:
+def verdict_of(engine: Engine, flow_name: str, found: Found) -> Verdict | None:
     """Plan one run as somebody would go on with it: one that failed by a retry. None: it is no longer there."""
     flow = engine._known()[flow_name]
     for _ in range(_TRIES):
         request = ResumeRequest("retry" if found.status == "failed" else "resume")
-        options = {"reopen": True} if found.status == "blocked" else {}
+        options = {"reopen": True} if found.status in {"blocked", "cancelled"} else {}
         try:
+            store = cut(engine, flow, found) if found.status == "finished" else found.store
             plan = engine._new_job(flow, found.run_id, options, request, store).plan(ignore_owner=True)
             verdict = Verdict.of(plan)
-            info = store.get_run(found.run_id).info if verdict.is_bad else None
+            info = found.store.get_run(found.run_id).info if verdict.is_bad else None
         except RunNotFoundError:
             return None
         except MilepostError as exc:
@@ -197,8 +267,25 @@ def verdict_of(engine: Engine, store: Store, flow_name: str, found: Found) -> Ve
         if info is None or info.sequence == found.sequence:
             break
         # The run has moved on since it was listed, perhaps while it was planned.
-        found = Found(info.run_id, info.status, info.sequence)
+        found = Found(found.store, info.run_id, info.status, info.sequence)
     return verdict
+
+
+def cut(engine: Engine, flow: Flow, found: Found) -> Store:
+    """Copy a finished run into a store in memory, up to a point before its end; a run without one stays where it is.
+
+    Of a graph the last node is left out, so that it must still be there. Of a workflow no step is, because all are
+    compared.
+    """
+    visits = [visit for visit in found.store.history(found.run_id) if not visit.superseded]
+    if not visits:
+        return found.store
+    last = visits[-2 if flow.front == "graph" and len(visits) > 1 else -1]
+    copy = MemoryStore()
+    copy._take_options(found.store)
+    job = engine._new_job(flow, found.run_id, {}, ResumeRequest(), found.store)
+    job.fork(last.node_id, last.visit, found.run_id, copy)
+    return copy
 
 
 def raise_unless_of_one_run(exc: MilepostError) -> None:

@@ -1,0 +1,164 @@
+"""The command that checks the app's code before it is deployed: check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from milepost.checking import CheckReport, Finding, FlowVersion, check, lint, versions
+from milepost.checking.formats import github_commands, summary, to_junit
+from milepost.checking.runs import MOST, OPEN
+from milepost.cli.commands import FAILED, OK, UNCHECKED, Invocation, NotFound, app_option, command
+from milepost.cli.targets import engine_of, loaded
+from milepost.cli.text import print_table, to_json
+from milepost.cli.values import read_pairs
+from milepost.views.text import ago, clean, plural
+
+_NO_STORE = "memory://"
+
+
+@command(
+    "check",
+    click.argument("places", metavar="[URL | FILE...]", nargs=-1),
+    click.option("--flow", metavar="NAME", help="Only runs of this flow."),
+    click.option("--status", multiple=True, type=click.Choice(OPEN), metavar="STATUS",
+                 help=f"Only runs of this status: {', '.join(OPEN)}. Repeatable; default: all of these."),
+    click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only runs with this tag. Repeatable."),
+    click.option("--sample", type=click.IntRange(1), default=2000, show_default=True,
+                 help=f"How many to check where there are more than {MOST}."),
+    click.option("--seed", type=int, metavar="N", help="Take the sample again that an earlier check names."),
+    click.option("--finished", type=click.IntRange(0), default=0, metavar="N",
+                 help="Also the newest N finished runs of each flow, cut before their end."),
+    click.option("--versions", "is_of_versions", is_flag=True,
+                 help="Instead, list the versions that open runs began with: what of the code may go."),
+    click.option("--lint", "is_linting", is_flag=True,
+                 help="Also read the code of the flows for what differs when it runs again. Needs no store."),
+    click.option("--lint-error", is_flag=True, help="The same, and fail if something is found."),
+    click.option("--strict", is_flag=True, help="Fail if there are runs of flows that the app does not have."),
+    click.option("--allow-empty", is_flag=True, help="Succeed if there is nothing to check."),
+    click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the report there, as JSON."),
+    click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the report there, as JUnit XML."),
+    click.option("--github", is_flag=True,
+                 help="Print annotations for GitHub, and add a table to $GITHUB_STEP_SUMMARY."),
+    app_option,
+)  # fmt: skip
+def check_runs(
+    invocation: Invocation,
+    places: tuple[str, ...],
+    flow: str | None,
+    status: tuple[str, ...],
+    tags: tuple[str, ...],
+    sample: int,
+    seed: int | None,
+    finished: int,
+    is_of_versions: bool,
+    is_linting: bool,
+    lint_error: bool,
+    strict: bool,
+    allow_empty: bool,
+    output: Path | None,
+    junit: Path | None,
+    github: bool,
+) -> int:
+    """Check the app's code against the runs that are open.
+
+    URL is the store, as with --store. With FILEs, which export wrote, the runs in them are checked instead. Nothing is run
+    and nothing is written: for each run it is asked what a resume would do. Exit code 1 if one would be refused or can't be
+    read, and 6 if there was none to check.
+    """
+    is_linting = is_linting or lint_error
+    files = _files_in(invocation, places)
+    is_lint_alone = is_linting and not is_of_versions and not places and invocation.store_url is None
+    if files or is_lint_alone:
+        invocation.store_url = _NO_STORE
+    which: dict[str, Any] = {"flow": flow, "status": status or None, "tags": read_pairs(tags, "--tag") or None}
+    report = CheckReport(checked=0, of=0, groups=())
+    findings: tuple[Finding, ...] = ()
+    with loaded(invocation, read_only=True) as app:
+        engine = engine_of(app)
+        if is_of_versions:
+            return _show_versions(invocation, versions(engine, **which), allow_empty=allow_empty)
+        if not is_lint_alone:
+            report = check(engine, sample=sample, seed=seed, finished=finished, files=files, **which)
+        if is_linting:
+            findings = lint([known for name, known in engine.flows.items() if flow in {None, name}])
+        number_of_flows = len(engine.flows)
+    document = report.to_dict() | ({"lint": [finding._asdict() for finding in findings]} if is_linting else {})
+    if output is not None:
+        output.write_text(to_json(document, is_line=True) + "\n", encoding="utf-8")
+    if junit is not None:
+        junit.write_text(to_junit(report, findings, strict=strict, lint_error=lint_error), encoding="utf-8")
+    if invocation.is_json:
+        print(to_json(document))
+    else:
+        if not is_lint_alone:
+            print(report)
+        if is_linting:
+            _print_findings(findings, number_of_flows)
+    if github:
+        _tell_github(report, findings, lint_error=lint_error, to_errors=invocation.is_json)
+    if not report.ok or (strict and report.unknown) or (lint_error and findings):
+        return FAILED
+    return OK if report.checked or is_lint_alone or allow_empty else UNCHECKED
+
+
+def _files_in(invocation: Invocation, places: Sequence[str]) -> list[Path]:
+    """Return the places that are files, and note a URL as the store. Raises `click.UsageError` and `NotFound`."""
+    urls = [place for place in places if _is_url(place)]
+    if len(urls) > 1 or (urls and (len(places) > 1 or invocation.store_url is not None)):
+        raise click.UsageError("name one store, or files that export wrote")
+    if urls:
+        invocation.store_url = urls[0]
+        return []
+    files = [Path(place) for place in places]
+    for file in files:
+        if not file.is_file():
+            raise NotFound(f"there is no file {str(file)!r}")
+    return files
+
+
+def _is_url(place: str) -> bool:
+    return "://" in place or (place.startswith("file:") and not Path(place).is_file())
+
+
+def _print_findings(findings: Sequence[Finding], number_of_flows: int) -> None:
+    for finding in findings:
+        print(finding)
+    if not findings:
+        print(f"lint: nothing found in {plural(number_of_flows, 'flow')}")
+
+
+def _tell_github(report: CheckReport, findings: Sequence[Finding], *, lint_error: bool, to_errors: bool) -> None:
+    """Print annotations (GitHub reads both outputs) and add to the summary of the job, if there is one."""
+    for line in github_commands(report, findings, lint_error=lint_error):
+        click.echo(line, err=to_errors)
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(summary(report, findings))
+
+
+def _show_versions(invocation: Invocation, found: Sequence[FlowVersion], *, allow_empty: bool) -> int:
+    if invocation.is_json:
+        print(to_json({"versions": [version.to_dict() for version in found]}))
+    elif found:
+        columns = ("flow", "version", "fingerprint", "runs", "oldest", "such as", "note")
+        rows = [
+            (one.flow, one.version, one.fingerprint[:12], one.runs, ago(one.oldest), one.example, _note_on(one))
+            for one in found
+        ]
+        print_table(columns, rows)
+    else:
+        print("no open run")
+    if any(one.problem for one in found):
+        return FAILED
+    return OK if found or allow_empty else UNCHECKED
+
+
+def _note_on(one: FlowVersion) -> str:
+    if one.problem:
+        return clean(f"not read: {one.problem}")
+    return {True: "as the code is", False: "older code", None: ""}[one.is_current]
