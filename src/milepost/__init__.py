@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from milepost.model.checkpoint import Checkpoint
     from milepost.model.checkpoint_data import CheckpointData
     from milepost.model.events import Event
-    from milepost.model.info import CheckpointInfo, Retention, RunInfo, Wait
+    from milepost.model.info import CheckpointInfo, RunInfo, Wait
     from milepost.model.reports import ResumePlan, RunResult
     from milepost.model.results import BranchResult, ParallelResult, Reply, SkipMarker, StepResult, WorkflowResult
     from milepost.model.retry import Retry
+    from milepost.model.upkeep import Retention
     from milepost.options import RunOptions
     from milepost.store import Store
     from milepost.stores.file.store import FileStore
@@ -140,7 +141,8 @@ _HOMES = {
     "graph.builder": "CompiledGraph Graph",
     "engine.handle": "RunHandle",
     "engine.worker": "Worker",
-    "model.info": "CheckpointInfo Retention RunInfo Wait",
+    "model.info": "CheckpointInfo RunInfo Wait",
+    "model.upkeep": "Retention",
     "options": "RunOptions",
     "model.reports": "ResumePlan RunResult",
     "model.results": "BranchResult ParallelResult Reply SkipMarker StepResult WorkflowResult",
@@ -160,7 +162,7 @@ _HOMES = {
 # Public names that few programs need: the package does not have them, and says where they are.
 _ELSEWHERE = {
     "model.checkpoint": "CHECKPOINT_VERSION",
-    "model.info": "Pruned Stats VerifyReport",
+    "model.upkeep": "Pruned Stats VerifyReport",
     "model.results": "RollbackError StepType SubWorkflowInvocationResult",
 }
 _MODULES = frozenset({"codec", "errors", "events", "reducers", "testing"})

@@ -35,8 +35,9 @@ from milepost.model.record import FORKED_FROM, Record
 from milepost.model.seal import Seals
 
 if TYPE_CHECKING:
-    from milepost.model.info import CheckpointInfo, Pruned, Retention, RunInfo, RunPage, Stats, VerifyReport, Wait
+    from milepost.model.info import CheckpointInfo, RunInfo, RunPage, Wait
     from milepost.model.live import LiveBatch, LiveEvent, Place
+    from milepost.model.upkeep import Pruned, Retention, Stats, VerifyReport
 
 __all__ = [
     "ENDED",
@@ -389,7 +390,7 @@ def check_run_id(value: Any) -> str:
 
 
 def _check_retention(given: Any) -> None:
-    from milepost.model.info import Retention
+    from milepost.model.upkeep import Retention
 
     if not isinstance(given, Retention):
         raise OptionError(

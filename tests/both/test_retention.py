@@ -6,7 +6,7 @@ import operator
 from typing import Annotated, Any, TypedDict
 
 from milepost import END, Graph, step, workflow
-from milepost.model.info import Retention
+from milepost.model.upkeep import Retention
 
 KEPT = 2
 

@@ -21,7 +21,6 @@ from milepost.errors import (
     OptionError,
     StoreError,
 )
-from milepost.model.info import Retention
 from milepost.model.ranges import Ranges
 from milepost.model.record import (
     CHECKPOINT,
@@ -38,6 +37,7 @@ from milepost.model.record import (
     make_record,
 )
 from milepost.model.seal import Seals
+from milepost.model.upkeep import Retention
 from milepost.store import Release, Store
 from milepost.stores.base.prune import PruneRequest, Trace, surplus, trace_of
 from milepost.testing import FakeClock

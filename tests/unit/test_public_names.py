@@ -53,7 +53,7 @@ def test_another_name_is_an_attribute_error_that_says_so():
         ("RunStopped", "milepost.errors"),
         ("NodeCompleted", "milepost.events"),
         ("ResumeInfo", "milepost.events"),
-        ("Stats", "milepost.model.info"),
+        ("Stats", "milepost.model.upkeep"),
         ("StepType", "milepost.model.results"),
     ],
 )

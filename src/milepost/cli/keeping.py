@@ -22,7 +22,7 @@ from milepost.drivers import SyncDriver
 from milepost.errors import CheckpointNotFoundError, RunNotFoundError, StoreError
 from milepost.graph.fork_run import fork as forked
 from milepost.model.ids import SYSTEM, new_run_id
-from milepost.model.info import Pruned, VerifyReport
+from milepost.model.upkeep import Pruned, VerifyReport
 from milepost.store import Store
 from milepost.stores.url import open_store
 from milepost.views.runs import STATUSES

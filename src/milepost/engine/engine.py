@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from milepost.engine.handle import RunHandle
     from milepost.engine.worker import Worker
     from milepost.model.events import Event
-    from milepost.model.info import Cancelled, CheckpointInfo, Requeued, RunPage
+    from milepost.model.info import CheckpointInfo, RunPage
     from milepost.model.results import WorkflowResult
+    from milepost.model.upkeep import Cancelled, Requeued
     from milepost.options import CheckedOptions, FullOptions, OutputOptions
 
 __all__ = ["Authorize", "Bound", "Engine", "Verbs"]
@@ -887,7 +888,7 @@ class Engine:
     def _requeued_all(self, filters: BulkFilters, by: str | None) -> Routine[Requeued]:
         from milepost.engine.matching import each_matching  # few programs need it
         from milepost.engine.requeue import STANDING
-        from milepost.model.info import Requeued
+        from milepost.model.upkeep import Requeued
 
         if by is not None:
             check_id(by, "by")
@@ -900,7 +901,7 @@ class Engine:
 
     def _cancelled_matching(self, filters: BulkFilters, reason: str, by: str | None) -> Routine[Cancelled]:
         from milepost.engine.matching import each_matching  # few programs need it
-        from milepost.model.info import Cancelled
+        from milepost.model.upkeep import Cancelled
 
         if by is not None:
             check_id(by, "by")

@@ -26,9 +26,9 @@ from milepost.executor.history_reader import position_after, read_history
 from milepost.executor.resume import amended, check_branch
 from milepost.executor.run import Run
 from milepost.graph.resume import check_live, newest_live
-from milepost.model.info import VerifyReport
 from milepost.model.ranges import ranges_of
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
+from milepost.model.upkeep import VerifyReport
 from milepost.store import RunSnapshot, Signal, Store, check_id, check_run_id
 from milepost.stores.base.export import Prefix, lines_of_fork, unexplained_gaps
 

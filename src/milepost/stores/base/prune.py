@@ -41,7 +41,7 @@ from milepost.stores.base.owner import OwnerStore
 from milepost.stores.base.transaction import DamagedRow, Transaction, WriteConflict
 
 if TYPE_CHECKING:
-    from milepost.model.info import Pruned, Retention
+    from milepost.model.upkeep import Pruned, Retention
 
 # -- The choice of records --------------------------------------------------------------------------
 #
@@ -271,7 +271,7 @@ class Pruning(OwnerStore):
         statuses: str | Iterable[str] = ("finished", "cancelled"),
         dry_run: bool = False,
     ) -> Pruned:
-        from milepost.model.info import Retention
+        from milepost.model.upkeep import Retention
 
         retention = Retention(older_than, keep_last)
         if retention == Retention():
@@ -290,7 +290,7 @@ class Pruning(OwnerStore):
         return self._prune(PruneRequest(wanted, self._cutoff(retention), retention.keep_last, dry_run))
 
     def tidy(self, run_id: str | None = None) -> None:
-        from milepost.model.info import Retention
+        from milepost.model.upkeep import Retention
 
         retention = self.retention
         if retention is None or retention == Retention():
@@ -348,7 +348,7 @@ class Pruning(OwnerStore):
                         records += removed
             except (DamagedRow, DeserializeStateError) as exc:  # the other runs are pruned all the same
                 _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
-        from milepost.model.info import Pruned
+        from milepost.model.upkeep import Pruned
 
         return Pruned(tuple(deleted), tuple(thinned), records)
 

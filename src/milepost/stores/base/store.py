@@ -52,7 +52,8 @@ from milepost.stores.base.prune import Pruning
 from milepost.stores.base.transaction import DamagedRow, RowFilters, Transaction, Walk, saved_record
 
 if TYPE_CHECKING:
-    from milepost.model.info import CheckpointInfo, RunInfo, RunPage, Stats, VerifyReport
+    from milepost.model.info import CheckpointInfo, RunInfo, RunPage
+    from milepost.model.upkeep import Stats, VerifyReport
     from milepost.stores.base.export import Copy
 
 # -- The verbs that maintain a store: counting, checking, exporting and importing runs -------------
@@ -83,7 +84,7 @@ class Keeping(Pruning):
         if dead:
             runs["running"] -= dead
             runs["dead"] = dead
-        from milepost.model.info import Stats
+        from milepost.model.upkeep import Stats
 
         return Stats(
             {status: runs[status] for status in sorted(runs) if runs[status]},
@@ -93,7 +94,7 @@ class Keeping(Pruning):
         )
 
     def verify(self, run_id: str) -> VerifyReport:
-        from milepost.model.info import VerifyReport
+        from milepost.model.upkeep import VerifyReport
         from milepost.stores.base.export import Gaps
 
         check_run_id(run_id)

@@ -12,8 +12,8 @@ import pytest
 
 from milepost.errors import CheckpointNotFoundError, OptionError, RunNotFoundError, StoreClosedError
 from milepost.model.checkpoint import Checkpoint
-from milepost.model.info import Pruned, Retention, Stats
 from milepost.model.record import FAILURE, REPLY, ROUTE, format_time, make_record
+from milepost.model.upkeep import Pruned, Retention, Stats
 from milepost.store import Append, Release, Store, Token
 from milepost.testing.clock import FakeClock
 from milepost.testing.contract.subject import StoreUnderTest, requires
