@@ -91,7 +91,7 @@ def test_every_python_block_of_a_page_runs_and_does_so_again(
         assert done.returncode == 0, f"{page.name}, the {time} time\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", marked(RUNNABLE, "several-machines.md", "command-line.md"))
+@pytest.mark.parametrize("page", marked(RUNNABLE, "several-machines.md", "command-line.md", "crash-test.md"))
 def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """A page may write the files that its commands need: a Python block that begins with `# name.py`."""
     for _, source, _ in blocks(page, "python"):

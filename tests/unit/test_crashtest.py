@@ -248,6 +248,16 @@ def test_the_outputs_of_a_named_node_may_differ_but_not_the_way_of_the_run(bank:
         crashtest(flow, Order(), nondeterministic=["price", "modle"])
 
 
+def test_the_items_of_a_named_map_may_differ():
+    @workflow("mapping")
+    def mapping():
+        return (yield from step("ask").map(lambda item: random.random(), [1, 2]))
+
+    with pytest.raises(NonDeterministicNode, match=r"^step 'ask"):
+        crashtest(mapping)
+    assert crashtest(mapping, nondeterministic=["ask"], places=2).scenarios
+
+
 def test_a_world_that_nobody_resets_is_refused(bank: Bank):
     with pytest.raises(OptionError, match=r"two undisturbed runs leave different worlds.*reset it with before="):
         crashtest(charging(bank, is_mended=False), Order(), world=bank.snapshot)

@@ -19,6 +19,7 @@ from milepost.testing.verdicts import (
     NonDeterministicNode,
     check_repeatable,
     difference,
+    names_of,
 )
 from milepost.verbs import Verbs, flow_of
 from milepost.workflows.definition import Workflow
@@ -142,7 +143,7 @@ def examine(
         plain = undisturbed(player, flow, front, nondeterministic)
     elif plain is None:
         plain = player.play(())
-    unknown = sorted(set(nondeterministic) - {output.node_id for output in plain.outputs})
+    unknown = sorted(set(nondeterministic).difference(*(names_of(output.node_id) for output in plain.outputs)))
     if unknown:
         raise OptionError(
             f"nondeterministic= names {', '.join(map(repr, unknown))}, which did not run: {', '.join(plain.called)} did",

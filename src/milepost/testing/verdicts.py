@@ -17,7 +17,7 @@ from milepost.errors import MissingExtraError
 from milepost.model.record import CHECKPOINT, ROUTE
 from milepost.testing.scenarios import Output, Problem, Scenario, text_of, why
 
-__all__ = ["CrashReport", "Disagreement", "Judge", "NodeReport", "NonDeterministicNode", "check_repeatable"]
+__all__ = ["CrashReport", "Disagreement", "Judge", "NodeReport", "NonDeterministicNode", "check_repeatable", "names_of"]
 
 Verdict = Literal["safe", "not idempotent", "not looked at", "not tried"]
 HINT = "take random numbers from ctx.random(), the time from ctx.now(), and sort what comes from a set"
@@ -217,7 +217,7 @@ def check_repeatable(one: Scenario, other: Scenario, flow: str, front: str, nond
         where = f"{what} {output.node_id!r}" + (f" (visit {output.visit})" if output.visit > 1 else "")
         if found is None:
             raise _parted(one.outputs, other.outputs, number)
-        is_free |= output.node_id in nondeterministic
+        is_free |= not names_of(output.node_id).isdisjoint(nondeterministic)
         pairs = [("the way after " if output.kind in {CHECKPOINT, ROUTE} else "", output.way, found.way)]
         if not is_free:
             both = zip(output.value, found.value, strict=True)
@@ -233,6 +233,12 @@ def check_repeatable(one: Scenario, other: Scenario, flow: str, front: str, nond
         values = _json(one.data), _json(other.data)
         text = f"flow {flow!r} is not deterministic: its result is {first_difference(*values)}; {HINT}"
         raise NonDeterministicNode(text, flow, 1, values)
+
+
+def names_of(node_id: str) -> set[str]:
+    """Return the names by which a node or step may be meant: its own, and those of the map or group that it is part of."""
+    parts = node_id.split("/")
+    return {"/".join(parts[: number + 1]) for number in range(len(parts))}
 
 
 def _numbered(outputs: Iterable[Output]) -> Iterator[tuple[tuple[Any, ...], Output]]:
