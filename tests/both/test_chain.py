@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from attacker import Attacker
 
 from milepost import MemoryStore
+from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError
 from milepost.model.record import Record, make_record
 from milepost.model.seal import link_of, prev_of
 from milepost.store import Append, Release, Store
-from milepost.testing.journals import begin, checkpoint, failure, take, write
+from milepost.testing.journals import begin, checkpoint, failure, new_run, take, write
 
 SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
 ENCRYPTED = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
@@ -22,6 +25,20 @@ KEYS: dict[str, dict[str, Any]] = {
     "encrypted": ENCRYPTED,
     "both": {**SIGNED, **ENCRYPTED},
 }
+
+
+@pytest.fixture
+def attacker(medium) -> Attacker:
+    return Attacker(medium.kind, medium.path)
+
+
+def reopened(medium, store: Any, keys: dict[str, Any]) -> Any:
+    """Another store object on the medium, which has read nothing yet."""
+    if medium.kind != "memory":
+        return medium.open(**keys)
+    other = MemoryStore(**keys)
+    other._runs = store._runs
+    return other
 
 
 @pytest.fixture(params=KEYS)
@@ -108,3 +125,80 @@ def test_a_token_of_another_store_object_goes_on_with_the_chain():
     write(store, token, checkpoint("r", 3))
     chain = kept(store)
     assert [link for _, link in chain[:-1]] == [prev_of(record.header or b"") for record, _ in chain[1:]]
+
+
+# -- what is not in the chain any more ------------------------------------------------------------------------------
+
+
+def filled(store: Any, run_id: str, seed: int) -> None:
+    token = store.create(new_run(run_id, state=b'{"n":%d}' % seed))
+    for number in range(1, 6):
+        write(store, token, checkpoint(run_id, number, "a", visit=number, state=b'{"n":%d}' % (seed + number)))
+    store.release(token, Release("interrupted"))
+
+
+@pytest.mark.every_store
+def test_a_record_of_another_life_is_refused_by_who_reads_its_neighbours(medium, keys, attacker):
+    """Swapped for one of an earlier life of the id, or of another store with the same keys; both are sound in themselves."""
+    store = medium.open(**keys)
+    filled(store, "r", 10)
+    earlier = [attacker.kept(store, "r", number) for number in range(6)]
+    store.delete_run("r")
+    filled(store, "r", 20)
+    whole = [attacker.kept(store, "r", number) for number in range(6)]
+    elsewhere = MemoryStore(**keys)
+    filled(elsewhere, "r", 30)
+    others = elsewhere._runs["r"].records
+    for number, planted in itertools.product((2, 5), (earlier, others)):
+        attacker.change(store, "r", number, lambda _, n=number, p=planted: p[n])
+        for reader in (store, reopened(medium, store, keys)):
+            problems = reader.verify("r").problems
+            assert any(f"record {number} of" in p or f"record {number + 1} of" in p for p in problems), problems
+            with pytest.raises(CheckpointIntegrityError):
+                for record in reader.read("r"):
+                    reader.seals.check("r", record)
+            with pytest.raises(CheckpointIntegrityError):
+                reader.export("r")
+        attacker.change(store, "r", number, lambda _, n=number: whole[n])
+        assert store.verify("r").ok
+
+
+@pytest.mark.every_store
+def test_records_that_were_swapped_or_doubled_are_found(medium, keys, attacker):
+    store = medium.open(**keys)
+    filled(store, "r", 10)
+    whole = [attacker.kept(store, "r", number) for number in range(6)]
+    for number, other in ((2, 3), (3, 2), (4, 3)):
+        attacker.change(store, "r", number, lambda _, n=other: whole[n])
+        assert not reopened(medium, store, keys).verify("r").ok
+        attacker.change(store, "r", number, lambda _, n=number: whole[n])
+
+
+@pytest.mark.every_store
+def test_a_damaged_record_costs_no_other(medium, keys, attacker):
+    """Not even where its seal, which is its link, can't be read any more."""
+    store = medium.open(**keys)
+    filled(store, "r", 10)
+    attacker.change(store, "r", 3, lambda record: record._replace(header=(record.header or b"")[:-40]))
+    reader = reopened(medium, store, keys)
+    assert 1 == len(reader.verify("r").problems)
+    sound = []
+    for record in reader.read("r"):
+        with suppress(CheckpointCorruptError):
+            reader.seals.check("r", record)
+            sound.append(record.sequence)
+    assert [0, 1, 2, 4, 5] == sound
+
+
+def test_a_link_between_two_pages_is_proven_too(medium, attacker):
+    store = medium.open()
+    filled(store, "r", 10)
+    earlier = attacker.kept(store, "r", 4)
+    store.delete_run("r")
+    filled(store, "r", 20)
+    attacker.change(store, "r", 4, lambda _: earlier)
+    first, second = store.read("r", after=1, before=4), store.read("r", after=3)
+    for record in first:
+        store.seals.check("r", record)
+    with pytest.raises(CheckpointIntegrityError, match="does not follow the record before it"):
+        store.seals.check("r", second[0])

@@ -91,6 +91,7 @@ ZSTD = "zstd"
 VERBATIM = "verbatim"
 ENCRYPTED = "aesgcm"
 UNENCRYPTED = "unencrypted"
+UNLINKED = "unlinked"
 UNPACKED = "unpacked"
 DIFFERENCE = "difference"
 
@@ -104,6 +105,13 @@ _MOST_RATIO = 1000
 _USUAL_RATIO = 64
 """Ratio above which the bytes are looked at before the memory is filled with them."""
 _PIECE = 1024 * 1024
+
+_UNREADABLE = {
+    ENCRYPTED: "is encrypted: open the store with the keys that it was written with",
+    UNENCRYPTED: "should be encrypted and is not: open the store with the keys that it was written with",
+    UNLINKED: "does not follow the record before it: one of the two was exchanged",
+}
+"""The packings of which no state can be read, and what is told instead."""
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -126,6 +134,7 @@ class Record(NamedTuple):
     * "aesgcm": header and payload of the record, encrypted; `header` has the fields that stay readable
     * "unencrypted": never stored; a store with an encryption key gives a record like this that should be encrypted and
       is not
+    * "unlinked": never stored; a store gives a record like this that does not cover the one before it in the journal
 
     `size` is the number of bytes of the unpacked payload.
     """
@@ -165,13 +174,12 @@ class Record(NamedTuple):
     def state(self) -> bytes | None:
         """Return the unpacked payload, or None. Raise `CheckpointCorruptError` if it cannot be unpacked.
 
-        A record that is encrypted, or should be, raises `CheckpointIntegrityError`.
+        A record that is encrypted, or should be, or that is not linked to the one before it, raises
+        `CheckpointIntegrityError`.
         """
-        if self.packing in {ENCRYPTED, UNENCRYPTED}:
+        if self.packing in _UNREADABLE:
             raise CheckpointIntegrityError(
-                f"record {self.sequence} at node {self.node_id!r} "
-                f"{'is encrypted' if self.packing == ENCRYPTED else 'should be encrypted and is not'}: open the store with "
-                f"the keys that it was written with",
+                f"record {self.sequence} at node {self.node_id!r} {_UNREADABLE[self.packing]}",
                 node_id=self.node_id,
                 sequence=self.sequence,
             )
@@ -192,7 +200,7 @@ class Record(NamedTuple):
 
         Raises `CheckpointCorruptError` if header or payload cannot be read.
         """
-        if self.header is None or self.packing in {VERBATIM, UNENCRYPTED}:
+        if self.header is None or self.packing in {VERBATIM, UNENCRYPTED, UNLINKED}:
             return self.state() or b""
         if self.payload is None:
             return self.header + b"}"

@@ -33,6 +33,7 @@ from milepost.model.record import (
     DIFFERENCE,
     ENCRYPTED,
     UNENCRYPTED,
+    UNLINKED,
     UNPACKED,
     VERBATIM,
     ZSTD,
@@ -117,6 +118,9 @@ class Flaw(msgspec.Struct, frozen=True):
 
 
 UNSEALED = Flaw("was written without a key", "a seal with a key", act="pass allow_unsealed=True if that is meant")
+UNFOLLOWED = Flaw(
+    "does not follow the record before it, one of the two was exchanged", "the link of the record before it", "another"
+)
 PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_plain=True if that is meant")
 
 
@@ -164,9 +168,9 @@ class _Link(msgspec.Struct):
 _decode_link = msgspec.json.Decoder(_Link).decode
 
 
-def prev_of(header: bytes) -> str | None:
+def prev_of(header: bytes | None) -> str | None:
     """Return the link of the record before, from a header that is not encrypted; None if it has none."""
-    _, is_there, rest = header.rpartition(_BEFORE_PREV)
+    _, is_there, rest = (header or b"").rpartition(_BEFORE_PREV)
     return rest.partition(b'"')[0].decode("utf-8", "replace") if is_there else None
 
 
@@ -329,6 +333,8 @@ class Seals:
         """Check a record as `check` does; return its answer and the header's fields, for readers of many records."""
         if record.packing == UNENCRYPTED:
             raise _refusal(run_id, record, PLAIN)
+        if record.packing == UNLINKED:
+            raise _refusal(run_id, record, UNFOLLOWED)
         if record.header is None:
             return self.check_seal(run_id, record), {}
         is_proven, fields = self._checked_header(run_id, record)

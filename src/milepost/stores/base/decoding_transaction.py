@@ -15,8 +15,8 @@ from typing import Unpack
 
 from milepost.errors import DeserializeStateError
 from milepost.model.ranges import Ranges
-from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNPACKED, Record
-from milepost.model.seal import Seals, link_of, with_digests, without_digests
+from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNLINKED, UNPACKED, Record
+from milepost.model.seal import Seals, link_of, prev_of, with_digests, without_digests
 from milepost.store import Signal, Statement
 from milepost.stores.base.deltas import (
     SMALLEST,
@@ -50,10 +50,19 @@ _REMEMBERED = 16
 """Number of large records that a transaction remembers: about as many as a fork has branches."""
 
 
+_MOST_ENDS = 1000
+"""Number of runs of which a store remembers the record that it read last."""
+_NOTHING = (-2, "")
+
+ReadEnds = dict[str, tuple[int, str]]
+"""For each run, the number and the link of the record that was read last, to prove that the next one follows it."""
+
+
 class DecodingTransaction(Transaction):
     """A transaction that passes values of `tx` through `keeper` in both directions.
 
-    `seals` prove what is restored of several records. `packed` compresses a record as the backend stores it.
+    `seals` prove what is restored of several records. `packed` compresses a record as the backend stores it. `ends` are
+    shared by all transactions of a store.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class DecodingTransaction(Transaction):
         keeper: RecordCipher | None,
         seals: Seals,
         packed: Callable[[Record], Record],
+        ends: ReadEnds,
         *,
         compressing: bool = False,
     ) -> None:
@@ -69,6 +79,7 @@ class DecodingTransaction(Transaction):
         self._keeper = keeper
         self._seals = seals
         self._packed = packed
+        self._ends = ends
         self._compressing = compressing
         self._given: OrderedDict[tuple[str, int], Base] = OrderedDict()
         """The large records that were read last, by run and number. The next records may build on them."""
@@ -176,15 +187,48 @@ class DecodingTransaction(Transaction):
         records = self._tx.records(
             run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
         )
-        if not newest and self._keeper is None:
-            return [
-                record if record.size < SMALLEST and record.packing != DIFFERENCE else self._opened(run_id, record)
-                for record in records
-            ]
-        if not newest:
-            return [self._opened(run_id, record) for record in records]
         # Read in order, because each record builds on the one before it.
-        return [self._opened(run_id, record) for record in reversed(records)][::-1]
+        stored = records[::-1] if newest else records
+        if self._keeper is None:
+            opened = [
+                record if record.size < SMALLEST and record.packing != DIFFERENCE else self._opened(run_id, record)
+                for record in stored
+            ]
+        else:
+            opened = [self._opened(run_id, record) for record in stored]
+        self._mark_unlinked(run_id, stored, opened)
+        return opened[::-1] if newest else opened
+
+    def _mark_unlinked(
+        self, run_id: str, stored: Sequence[Record], opened: builtins.list[Record]
+    ) -> builtins.list[Record]:
+        """Mark the records that do not cover the one before them, if that was read too. Return `opened`, so changed."""
+        before, link = self._ends.get(run_id, _NOTHING)
+        for at, record in enumerate(opened):
+            if record.sequence == before + 1 and prev_of(record.header) != link and not self._follows(run_id, record):
+                opened[at] = record._replace(packing=UNLINKED)
+            before, link = record.sequence, link_of(stored[at].header)
+        if opened:
+            if len(self._ends) > _MOST_ENDS:
+                self._ends.clear()
+            self._ends[run_id] = before, link
+        return opened
+
+    def _follows(self, run_id: str, record: Record) -> bool:
+        """Return whether a record covers the one that is before it now, or one of the two is damaged, which is told as
+        such.
+        """
+        for stored in self._tx.records(run_id, after=record.sequence - 2, before=record.sequence):
+            is_linked = prev_of(record.header) == link_of(stored.header)
+            return is_linked or not all(self._is_whole(run_id, each) for each in (record, self._opened(run_id, stored)))
+        return True
+
+    def _is_whole(self, run_id: str, record: Record) -> bool:
+        try:
+            self._seals.check(run_id, record)
+        except DeserializeStateError:
+            return False
+        return True
 
     def newest_checkpoint(
         self, run_id: str, *, after: int = -1, before: int | None = None, node_id: str | None = None
@@ -192,8 +236,12 @@ class DecodingTransaction(Transaction):
         return self._tx.newest_checkpoint(run_id, after=after, before=before, node_id=node_id)
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
-        record = self._tx.find_visit(run_id, node_id, visit)
-        return None if record is None else self._opened(run_id, record)
+        return self._opened_alone(run_id, self._tx.find_visit(run_id, node_id, visit))
+
+    def _opened_alone(self, run_id: str, record: Record | None) -> Record | None:
+        if record is None:
+            return None
+        return self._mark_unlinked(run_id, [record], [self._opened(run_id, record)])[0]
 
     def last_visit(self, run_id: str, node_id: str) -> int:
         return self._tx.last_visit(run_id, node_id)
@@ -249,8 +297,7 @@ class DecodingTransaction(Transaction):
     def live_checkpoint(
         self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
     ) -> Record | None:
-        record = self._tx.live_checkpoint(run_id, live, before=before, node_id=node_id)
-        return None if record is None else self._opened(run_id, record)
+        return self._opened_alone(run_id, self._tx.live_checkpoint(run_id, live, before=before, node_id=node_id))
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         return self._tx.live_nodes(run_id, live, before)

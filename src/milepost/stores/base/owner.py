@@ -55,7 +55,7 @@ from milepost.store import (
     read_cancel,
 )
 from milepost.stores.base import fence
-from milepost.stores.base.decoding_transaction import DecodingTransaction
+from milepost.stores.base.decoding_transaction import DecodingTransaction, ReadEnds
 from milepost.stores.base.deltas import SMALLEST, Base, Bases
 from milepost.stores.base.encryption import keeper_of
 from milepost.stores.base.fence import Row, TokenState, why
@@ -106,6 +106,7 @@ class OwnerStore(LiveStore):
         )
         self._bases = Bases(compressing=self.compresses_differences) if self.keeps_differences else None
         self._links = Links()
+        self._read_ends: ReadEnds = {}
         self._held: dict[str, TokenState] = {}
         self._unclaimable: dict[str, float] = {}
         """For each run that could not be claimed, the time on the monotonic clock until which it is skipped."""
@@ -167,7 +168,9 @@ class OwnerStore(LiveStore):
 
     def _guard(self, tx: Transaction) -> Transaction:
         """Wrap `tx` in the layer that decrypts records and makes states whole."""
-        return DecodingTransaction(tx, self._keeper, self.seals, self._packed, compressing=self.compresses_differences)
+        return DecodingTransaction(
+            tx, self._keeper, self.seals, self._packed, self._read_ends, compressing=self.compresses_differences
+        )
 
     def _lease_end(self, now: float, lease: float) -> float | None:
         """Return when a lease taken now ends, None if it does not end by itself."""

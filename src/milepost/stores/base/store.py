@@ -28,7 +28,7 @@ from milepost.errors import (
 )
 from milepost.model.ids import is_gone
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import ENCRYPTED, UNENCRYPTED, Record, format_time, make_record
+from milepost.model.record import ENCRYPTED, UNENCRYPTED, UNLINKED, Record, format_time, make_record
 from milepost.store import (
     ENDED,
     MAX_REASON_BYTES,
@@ -167,7 +167,7 @@ class Keeping(Pruning):
 
     def _envelope(self, run_id: str, record: Record) -> bytes:
         """Return the envelope of a record. Raise `CheckpointIntegrityError` if the store lacks the key to open it."""
-        if record.packing in {ENCRYPTED, UNENCRYPTED}:
+        if record.packing in {ENCRYPTED, UNENCRYPTED, UNLINKED}:
             self.seals.check(run_id, record)
         return record.envelope()
 
