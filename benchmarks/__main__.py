@@ -14,6 +14,7 @@ from benchmarks.concurrency import concurrency
 from benchmarks.files import files
 from benchmarks.footprint import UNTRACED, fsyncs, importing, memory
 from benchmarks.forks import forks, maps
+from benchmarks.keys import keys
 from benchmarks.leases import leases
 from benchmarks.nodes import everyday, nodes, parts
 from benchmarks.postgres import postgres
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "resume": resume,
     "concurrency": concurrency,
     "postgres": postgres,
+    "keys": keys,
     "leases": leases,
     "files": files,
     "takeover": takeover,

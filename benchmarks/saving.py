@@ -20,7 +20,7 @@ from milepost import END, CompiledGraph, FileStore, Graph, MemoryStore, SQLiteSt
 from milepost.model.record import CHECKPOINT, START, Record, format_time, make_record
 from milepost.store import Append, NewRun, Token
 
-__all__ = ["big", "durable", "growth", "saves"]
+__all__ = ["append_each", "big", "durable", "growth", "records_of", "saves", "state_of"]
 
 _MILLI = 1e3
 _MICRO = 1e6
@@ -193,15 +193,13 @@ def big(setting: Setting) -> Iterator[Figure]:
 def saves(setting: Setting) -> Iterator[Figure]:
     """Single saves of 10 KB through the store's contract and its views, in memory and on SQLite, and reading them."""
     times = max(setting.size.nodes // 5, 2)
-    state = b'{"n":1,"text":"' + b"milepost " * 1137 + b'"}'
-    records = [_checkpoint(number, state) for number in range(1, times + 1)]
+    state = state_of(10_240)
+    records = records_of(state, times)
     envelope = b'{"version":1,"run_id":"other","node_id":"work","next_node":null,"state":' + state + b"}"
     sizes = [len(records[0].header or b"") + 90 + len(state)]  # the seal is added by the store
 
     def appended(store: Store, measured: Callable[..., float] = seconds) -> float:
-        token = _begin(store)
-        turns = iter(records)
-        return measured(lambda: store.append((Append(token, (next(turns),)),)), times=times)
+        return append_each(store, records, measured)
 
     def saved(store: Store, measured: Callable[..., float] = seconds) -> float:
         return measured(lambda: store.save("other", "work", envelope), times=times)
@@ -337,9 +335,26 @@ def _cycling(states: Sequence[Rows], times: int, stamps: list[float]) -> Compile
     return graph.compile("megabyte")
 
 
-def _checkpoint(number: int, state: bytes) -> Record:
-    fields = {"next_node": "work", "attempt": 1, "prev_node_id": "work", "iteration": number, "epoch": 1}
-    return make_record(_RUN, number, _MOMENT, CHECKPOINT, "work", number, state, fields)
+def state_of(size: int) -> bytes:
+    """Return a state of about so many bytes."""
+    return b'{"n":1,"text":"' + b"milepost " * ((size - 17) // 9) + b'"}'
+
+
+def records_of(state: bytes, times: int) -> list[Record]:
+    """Return the checkpoints of a loop whose node leaves `state` each time."""
+
+    def checkpoint(number: int) -> Record:
+        fields = {"next_node": "work", "attempt": 1, "prev_node_id": "work", "iteration": number, "epoch": 1}
+        return make_record(_RUN, number, _MOMENT, CHECKPOINT, "work", number, state, fields)
+
+    return [checkpoint(number) for number in range(1, times + 1)]
+
+
+def append_each(store: Store, records: Sequence[Record], measured: Callable[..., float]) -> float:
+    """Append `records` to a new run one by one, and return what `measured` says that one costs."""
+    token = _begin(store)
+    turns = iter(records)
+    return measured(lambda: store.append((Append(token, (next(turns),)),)), times=len(records))
 
 
 def _begin(store: Store) -> Token:
