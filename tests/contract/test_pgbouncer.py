@@ -123,6 +123,14 @@ def test_nothing_is_left_behind_for_whoever_comes_next(pooled: str) -> None:
             store._connections.give(link)
 
 
+def test_a_store_that_is_opened_to_read_only_leaves_nothing_behind_either(pooled: str) -> None:
+    PostgresStore(pooled).close()
+    with PostgresStore(pooled, read_only=True) as store:
+        assert [] == store.list_runs()
+    with PostgresStore(pooled) as store:
+        store.save("r", "a", b"1")
+
+
 def test_a_pooler_that_is_not_recognised_is_noticed_before_anything_is_done(
     pooled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,3 +31,13 @@ class TestPostgresStore(StoreContract):
 
     def query(self, tmp_path: Path, sql: str) -> list[Any]:
         return self.database.query(sql)
+
+
+def test_a_store_that_is_opened_to_read_only_has_sessions_that_cannot_write(postgres: str) -> None:
+    PostgresStore(postgres).close()
+    with PostgresStore(postgres, read_only=True) as store:
+        assert [] == store.list_runs()
+        for connections in (store._connections, store._renewing):
+            link = store._take("read", connections)
+            assert ("on",) == link.connection.execute("SHOW default_transaction_read_only").fetchone()
+            connections.give(link)

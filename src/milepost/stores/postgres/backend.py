@@ -83,7 +83,7 @@ class PostgresBackend(Runs):
         self._server_clock = ServerClock() if options.get("clock", SYSTEM) is SYSTEM else None
         if self._server_clock is not None:
             options["clock"] = self._server_clock
-        connections = connections_of(dsn_or_pool, self._preparing)
+        connections = connections_of(dsn_or_pool, self._preparing, read_only=bool(options.get("read_only")))
         self._connections, self._renewing = connections, connections.again(1)
         super().__init__(**options)
         try:

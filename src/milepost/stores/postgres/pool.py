@@ -149,16 +149,17 @@ class Connections(abc.ABC):
 class _Own(Connections):
     """Connections that are opened by their data source name, and stay open for the next user."""
 
-    def __init__(self, dsn: str, preparing: Preparing, most: int, place: str) -> None:
+    def __init__(self, dsn: str, preparing: Preparing, most: int, place: str, *, read_only: bool = False) -> None:
         super().__init__(most, place)
         self._dsn = dsn
+        self._read_only = read_only
         self._preparing = preparing
         self._idle: list[Link] = []
         self._was_reached = False
         """True if the server was ever reached. The store does not wait for one that never was."""
 
     def again(self, most: int | None = None) -> Connections:
-        again = _Own(self._dsn, self._preparing, most or self._most, self.place)
+        again = _Own(self._dsn, self._preparing, most or self._most, self.place, read_only=self._read_only)
         again._was_reached = self._was_reached
         return again
 
@@ -186,7 +187,7 @@ class _Own(Connections):
                 return link
 
     def _connect(self, patience: float) -> Link:
-        connection = open_connection(self._dsn, patience)
+        connection = open_connection(self._dsn, patience, read_only=self._read_only)
         try:
             return Link(connection, Session(connection, patience, patience), self._preparing, patience)
         except BaseException:
@@ -300,11 +301,11 @@ class _Callers(Connections):
                 self._return(self._kept.pop())
 
 
-def connections_of(dsn_or_pool: Any, preparing: Preparing) -> Connections:
+def connections_of(dsn_or_pool: Any, preparing: Preparing, *, read_only: bool = False) -> Connections:
     """Return the connections of a store that was given a URL or a pool. Raise TypeError for anything else."""
     if isinstance(dsn_or_pool, str):
         fields_of(dsn_or_pool)
-        return _Own(dsn_or_pool, preparing, _MOST, "PostgreSQL")
+        return _Own(dsn_or_pool, preparing, _MOST, "PostgreSQL", read_only=read_only)
     take = getattr(dsn_or_pool, "getconn", None)
     if not callable(take) or inspect.iscoroutinefunction(take) or not hasattr(dsn_or_pool, "putconn"):
         raise TypeError(
@@ -313,9 +314,9 @@ def connections_of(dsn_or_pool: Any, preparing: Preparing) -> Connections:
     return _Callers(dsn_or_pool, preparing, getattr(dsn_or_pool, "max_size", 0) or _UNLIMITED, "PostgreSQL")
 
 
-def open_connection(dsn: str, patience: float) -> psycopg.Connection[Any]:
+def open_connection(dsn: str, patience: float, *, read_only: bool = False) -> psycopg.Connection[Any]:
     """Open a connection in autocommit mode. Add settings that `dsn` leaves out, so that a dead server is noticed in
-    time."""
+    time. With `read_only` the server refuses to write."""
     seconds = max(math.ceil(patience), 2)
     settings: dict[str, Any] = {
         "connect_timeout": seconds,
@@ -328,6 +329,14 @@ def open_connection(dsn: str, patience: float) -> psycopg.Connection[Any]:
     }
     given = fields_of(dsn)
     settings = {name: value for name, value in settings.items() if name not in given}
+    if read_only:
+        options = f"{given.get('options') or ''} -c default_transaction_read_only=on".strip()
+        try:
+            return psycopg.connect(dsn, autocommit=True, **settings, options=options)
+        except psycopg.OperationalError as exc:
+            # A pooler may take no options. The store's own transactions say that they only read anyway.
+            if "startup parameter" not in str(exc):
+                raise
     return psycopg.connect(dsn, autocommit=True, **settings)
 
 
