@@ -117,8 +117,7 @@ def newest_entries(
 
 def line_of(store: Store, run_id: str, record: Record, live: Ranges) -> JournalLine:
     """Return one record as a line. `live` are the ranges of the run's row."""
-    is_believed = record.kind not in _BELIEVED or record.is_foreign
-    entry = _entry(record if is_believed else _proven(store, run_id, record), _is_superseded(record, live), None)
+    entry = _entry(believed(store, run_id, record), _is_superseded(record, live), None)
     return entry if record.kind != FAILURE else replace(entry, error=_error(store, run_id, record))
 
 
@@ -142,13 +141,16 @@ def records_of(store: Store, run_id: str, newest: int | None = None) -> Iterator
     after, before = -1, None if newest is None else newest + 1
     while page := store.read(run_id, after=after, before=before, limit=_PAGE):
         for record in page:
-            yield record if record.kind not in _BELIEVED else _proven(store, run_id, record)
+            yield believed(store, run_id, record)
         if len(page) < _PAGE:
             return
         after = page[-1].sequence
 
 
-def _proven(store: Store, run_id: str, record: Record) -> Record:
+def believed(store: Store, run_id: str, record: Record) -> Record:
+    """Return a record, without its content if it holds a question, an answer or an error and was changed."""
+    if record.kind not in _BELIEVED:
+        return record
     with contextlib.suppress(DeserializeStateError):
         store.seals.check(run_id, record)
         return record

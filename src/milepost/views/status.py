@@ -14,6 +14,7 @@ from milepost.graph.status import RunStatus, Visit, read_status
 from milepost.model.beginning import completed_by, is_incomplete, is_unread
 from milepost.model.info import RunFailure, RunInfo
 from milepost.model.record import (
+    CHECKPOINT,
     FINISH,
     OWNER,
     REPLY,
@@ -23,7 +24,7 @@ from milepost.model.record import (
 )
 from milepost.model.tracebacks import error_place
 from milepost.store import RunSnapshot, Store
-from milepost.views.journal import actor_of, is_workflow, records_of
+from milepost.views.journal import actor_of, believed, is_workflow, records_of
 from milepost.views.rows import awaited_places, places_at_rest, shown_places, why_it_stands
 from milepost.views.text import (
     ago,
@@ -58,10 +59,16 @@ def recent_records(store: Store, run_id: str, latest: RunSnapshot) -> Iterator[R
         return
     newest = store.read(run_id, before=latest.newest + 1, newest=True, limit=LONG)[::-1]
     first = newest[0].sequence if newest else 0
-    older = [info.sequence for info in store.list(run_id) if info.sequence < first]
-    for sequence in sorted({0, *older[-_MOST_NODES:]}):
-        yield from store.read(run_id, after=sequence - 1, before=min(sequence + 1, first))
-    yield from newest
+    known = {record.node_id for record in newest if record.kind == CHECKPOINT}
+    older = [node for node in store.latest(run_id, with_nodes=True).nodes if node not in known][:_MOST_NODES]
+    yield from store.read(run_id, before=1)
+    visits = [
+        record
+        for node in older
+        for record in store.read(run_id, after=0, before=first, node_id=node, kinds=(CHECKPOINT,), newest=True, limit=1)
+    ]
+    yield from sorted(visits, key=lambda record: record.sequence)
+    yield from (believed(store, run_id, record) for record in newest)
 
 
 class Action(NamedTuple):
