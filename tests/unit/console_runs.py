@@ -36,6 +36,29 @@ adding = line("adding", ("add", add), ("more", add))
 orders = line("orders", ("add", add), ("price", price))
 
 
+def _merged(state: dict, results: list) -> dict:
+    return {**state, "results": results}
+
+
+def _halved(item: int) -> float:
+    return item / (item % 3)
+
+
+def mapped() -> Any:
+    """A graph with a map, of which an item fails."""
+    graph = Graph(dict).add_map("each", lambda state: state["items"], _halved, merge=_merged, max_parallel=1)
+    return graph.set_entry("each").add_edge("each", "__end__").compile("mapped")
+
+
+def forked() -> Any:
+    """A graph with two branches and a join, and a graph inside a node."""
+    graph = Graph(dict).add_node("begin", add, max_parallel=1).add_node("left", add).add_node("right", price)
+    graph.add_node("join", add, merge=lambda before, states: {**before, "n": len(states)})
+    graph.add_subgraph("inner", adding).set_entry("begin")
+    graph.add_edge("begin", "left").add_edge("begin", "right").add_edge("left", "join").add_edge("right", "join")
+    return graph.add_edge("join", "inner").add_edge("inner", "__end__").compile("forked")
+
+
 @workflow("asking")
 def asking(amount: int):
     reply = yield from step("ask").wait_for("approval", payload=bool, prompt=f"pay {amount}?")

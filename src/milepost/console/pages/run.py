@@ -77,7 +77,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "next": what_follows(view, site.now),
         "locked": locked,
         "is_long": latest.newest >= LONG,
-        "buttons": buttons_of(site, info),
+        "buttons": [] if locked else buttons_of(site, info),
         "reasons": [reason._asdict() for reason in reasons_of(view, site.now)],
         "error": _error(info, records),
         "waits": [wait_values(wait, asked, refused, is_locked=locked is not None) for wait in info.waiting_for],
@@ -158,7 +158,7 @@ def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
     (run_id,) = asked.ids
     before = asked.number("before")
     found = newest_entries(site.store, run_id, before=before, limit=HISTORY + 1)
-    changed = {} if locked else _changed([record for _, record in found], site)
+    changed = {} if locked else _changed([record for line, record in found if line.branch is None], site)
     records = [
         {**site.veil.line(line, locked).to_dict(), "changed": changed.get(line.sequence, "")}
         for line, _ in found[:HISTORY]
