@@ -1,7 +1,8 @@
 """The driver of a replay: it answers each call of user code with the recorded outcome, and executes none of them.
 
 A call is one of a node, item, step or rollback if the core announces it, or gives it the context of a rollback. All
-other calls decide about the path (routers, merges, prompts, predicates, the items of a map) and are made. Calls of
+other calls decide about the path (routers, merges, prompts, predicates) and are made, but for the items of a map, which
+are recorded. Calls of
 branches are answered in the order of their records, so that a failure stops the same nodes as it did.
 """
 
@@ -11,9 +12,11 @@ import asyncio
 import builtins
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from heapq import heappop, heappush
 from typing import Any, cast
 
 import msgspec
@@ -25,6 +28,7 @@ from milepost.executor.effects import Ask, Call, Effect, Gather, Outcome, Routin
 from milepost.executor.flow import Flow, GraphFlow, MapWork, Part, StepFlow, Unit, Whole, find_node
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_values import PendingRecord, StepRecord
+from milepost.graph.nesting import recorded_items
 from milepost.graph.run import NodeRun
 from milepost.model.events import Event, NodeStarted
 from milepost.model.failure import message_of, type_name
@@ -89,14 +93,19 @@ class Player(_StepDriver):
         self._steps: dict[str, Step[Any]] = {}
         self._signals: list[Signal] = []
         """The recorded answers to the waits that the replay has come to, each for its wait."""
-        self._times: dict[str, str] = {}
+        # Each entry is taken out when it is used.
+        self._outcomes = {node_id: deque(outcomes) for node_id, outcomes in recorded.outcomes.items()}
+        self._replies = {node_id: deque(replies) for node_id, replies in recorded.replies.items()}
+        self._items = {node_id: deque(items) for node_id, items in recorded.items.items()}
+        self._times = {place: deque(times) for place, times in recorded.times.items()}
+        self._original: dict[str, str] = {}
         """The times of the replay's own records, each with that of the same record of the run."""
 
     def play(self, store: Store, run_id: str, given: dict[str, Any], state: Any) -> Any:
         """Play the run, or with `if_exists` in `given` its next turn, and return its result."""
         job = Job(cast("Flow", ReplayedFlow(self)), store, run_id, given, {"clock": self.clock}, None)
         job.run.is_listening = True  # the calls of nodes and steps are announced then
-        self._times[job.run.followed_at] = str(self.recorded.start.fields["timestamp"])
+        self._original[job.run.followed_at] = str(self.recorded.start.fields["timestamp"])
         return self.run(job.routine(state))
 
     def publish(self, event: Event) -> list[Any]:
@@ -110,7 +119,7 @@ class Player(_StepDriver):
 
     def time_of(self, kind: str, node_id: str) -> str:
         """Return the time of the next record of a kind and node; "" if there is none."""
-        times = self.recorded.times.get((kind, node_id))
+        times = self._times.get((kind, node_id))
         return times[0] if times else ""
 
     # -- effects ---------------------------------------------------------------------------------------
@@ -130,11 +139,11 @@ class Player(_StepDriver):
     def _written(self, record: Record) -> None:
         """Note the time that a record has in the run, and answer the wait that it begins."""
         fields = record.fields()
-        times = self.recorded.times.get((record.kind, record.node_id))
+        times = self._times.get((record.kind, record.node_id))
         if times and (record.kind != OWNER or fields.get("verb") == CONTINUE):
-            self._times[str(fields["timestamp"])] = times.popleft()
+            self._original[str(fields["timestamp"])] = times.popleft()
         if record.kind == WAIT:
-            replies = self.recorded.replies.get(record.node_id)
+            replies = self._replies.get(record.node_id)
             reply = replies.popleft() if replies else None
             if reply is not None:
                 self._reply(reply, fields)
@@ -154,6 +163,7 @@ class Player(_StepDriver):
     def _gather(self, gather: Gather) -> dict[str, Outcome]:
         """Step all branches here. The call that is answered next is the one whose outcome was recorded first."""
         branches = Branches(gather)
+        wanted: list[tuple[float, int, Branch, Call]] = []
         try:
             while not branches.is_over:
                 while (item := branches.step()) is not None:
@@ -162,17 +172,29 @@ class Player(_StepDriver):
                         branches.want(branch, effect)
                     else:
                         self._answer_in(branches, branch, effect)
-                wanted = sorted(branches.admitted(), key=lambda wanted: self._place(wanted[1]))
-                for branch, call in wanted:
-                    branches.has_called(branch)
-                    if call is not wanted[0][1]:
-                        branches.want(branch, call)
+                for branch, call in branches.admitted():
+                    heappush(wanted, (self._place(call), id(branch), branch, call))
                 if wanted:
-                    self._answer_in(branches, *wanted[0])
+                    place, _, branch, call = heappop(wanted)
+                    branches.has_called(branch)
+                    if place < math.inf or not self._is_halted(branches, branch, call, wanted):
+                        self._answer_in(branches, branch, call)
         except BaseException as end:
             self.run(branches.ended_by(end))
             raise
         return branches.outcomes
+
+    def _is_halted(
+        self, branches: Branches, branch: Branch, call: Call, wanted: list[tuple[float, int, Branch, Call]]
+    ) -> bool:
+        """Return whether a call without an outcome never began, because a failure beside it had stopped its branch."""
+        branches.want(branch, call)
+        for other, admitted in branches.admitted():
+            if other is branch:
+                branches.has_called(branch)
+                return False
+            heappush(wanted, (self._place(admitted), id(other), other, admitted))
+        return True
 
     def _answer_in(self, branches: Branches, branch: Branch, effect: Effect) -> None:
         try:
@@ -184,7 +206,7 @@ class Player(_StepDriver):
         """Return the number of the record with a call's outcome: -1 for a call that is made, infinity for no record."""
         if not _is_answered(call) or call.context is None:
             return -1
-        outcomes = self.recorded.outcomes.get(call.context.node_id)
+        outcomes = self._outcomes.get(call.context.node_id)
         return outcomes[0].sequence if outcomes else math.inf
 
     # -- calls -----------------------------------------------------------------------------------------
@@ -192,17 +214,21 @@ class Player(_StepDriver):
     def _call(self, call: Call, open_calls: PendingSet | None = None) -> Any:
         context = call.context
         if context is not None:
-            context._followed_at = self._times.get(context._followed_at, context._followed_at)
-            outcomes = self.recorded.outcomes.get(context.node_id)
+            context._followed_at = self._original.get(context._followed_at, context._followed_at)
+            outcomes = self._outcomes.get(context.node_id)
             if self.recorded.origins and outcomes:
                 context._source = source_of(self.recorded.origins, outcomes[0].sequence)
-        if not _is_answered(call) or context is None:
+        if context is None:
             return self._made(call)
         if isinstance(context, UndoContext):
             return self._undone(context.node_id)
         if any(context.node_id == name or context.node_id.startswith(f"{name}/") for name in self._run):
-            self._pass_over(context.node_id, context.attempt)
+            if call.announce is not None:
+                self._pass_over(context.node_id, context.attempt)
             return self._made(call)
+        if call.announce is None:
+            work = self._mapped_by(call, context.node_id)
+            return self._made(call) if work is None else self._items_of(work, context.node_id)
         if not outcomes:
             raise Unrecorded(f"{context.node_id!r} was called for visit {context.visit}, which is not recorded")
         entry = outcomes.popleft()
@@ -211,9 +237,9 @@ class Player(_StepDriver):
             raise self._failure(call, entry.fields)
         if isinstance(call.announce, NodeStarted):
             return self._node_answer(call, entry)
-        work = self._steps[context.node_id].work
-        assert isinstance(work, Calls)
-        codec = cast("StepFlow", self.flow).codec_of(work.fn)
+        called = self._steps[context.node_id].work
+        assert isinstance(called, Calls)
+        codec = cast("StepFlow", self.flow).codec_of(called.fn)
         return codec.decode(bytes(entry.outcome().output), root="output")
 
     def _made(self, call: Call) -> Any:
@@ -231,11 +257,23 @@ class Player(_StepDriver):
 
     def _pass_over(self, node_id: str, attempt: int) -> None:
         """Pass over the recorded outcomes of a visit that is executed."""
-        outcomes = self.recorded.outcomes.get(node_id)
+        outcomes = self._outcomes.get(node_id)
         while attempt == 1 and outcomes:
             entry = outcomes.popleft()
             if entry.record.kind != FAILURE or not entry.fields.get("retry_at"):
                 return
+
+    def _mapped_by(self, call: Call, node_id: str) -> MapWork | None:
+        """Return the map whose items a call is to give; None for any other call."""
+        found = self._find(node_id)
+        work = None if found is None or found[2] else found[1].work
+        return work if isinstance(work, MapWork) and getattr(call.fn, "__wrapped__", call.fn) is work.over.fn else None
+
+    def _items_of(self, work: MapWork, node_id: str) -> list[Any]:
+        records = self._items.get(node_id)
+        if not records:
+            raise Unrecorded(f"the items of {node_id!r} were asked for, which are not recorded")
+        return [work.items.decode(item, root="item") for item in recorded_items(node_id, records.popleft())]
 
     def _undone(self, step_id: str) -> None:
         entry = self.recorded.history.undone.get(step_id)
@@ -258,13 +296,16 @@ class Player(_StepDriver):
         each = cast("MapWork", unit.work).each if is_item else unit
         return raised_again(fields, cast("Unit", each).retry)
 
-    def _unit(self, node_id: str) -> tuple[GraphFlow, Unit, bool]:
-        """Find a node of the graph, or of a graph that is a step of the workflow."""
+    def _find(self, node_id: str) -> tuple[GraphFlow, Unit, bool] | None:
+        """Find a node of the graph, or of a graph that is a step of the workflow; None if there is none."""
         graph, inner = self.flow, node_id
         for step_id, step in self._steps.items():
             if isinstance(step.work, Invokes) and node_id.startswith(f"{step_id}/") and step.work.flow.front == "graph":
                 graph, inner = step.work.flow, node_id[len(step_id) + 1 :]
-        found = find_node(cast("GraphFlow", graph), inner)
+        return find_node(cast("GraphFlow", graph), inner) if graph.front == "graph" else None
+
+    def _unit(self, node_id: str) -> tuple[GraphFlow, Unit, bool]:
+        found = self._find(node_id)
         assert found is not None
         return found
 

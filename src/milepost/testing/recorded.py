@@ -6,7 +6,6 @@ all visits that count, those of loops and turns too, and each node's outcomes in
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -83,11 +82,13 @@ class RecordedRun:
         self.history: JournalHistory = read_history(records, row.live, self._renames)
         self.visits: list[Visit] = []
         """The visits in the order of their records."""
-        self.outcomes: dict[str, deque[StepRecord]] = {}
+        self.outcomes: dict[str, list[StepRecord]] = {}
         """The outcomes of each node's or step's calls in order: failed attempts, and checkpoints of those that succeeded."""
-        self.replies: dict[str, deque[StepRecord | None]] = {}
+        self.items: dict[str, list[StepRecord]] = {}
+        """The records of the items of each map of a graph, in order."""
+        self.replies: dict[str, list[StepRecord | None]] = {}
         """The reply to each wait of a node in order; None: it has none."""
-        self.times: dict[tuple[str, str], deque[str]] = {}
+        self.times: dict[tuple[str, str], list[str]] = {}
         """The times of the records of each kind and node, in order."""
         self.turns: list[Turn] = []
         self._numbers: dict[tuple[str, bool], int] = {}
@@ -161,21 +162,22 @@ class RecordedRun:
         kind, fields = entry.record.kind, entry.fields
         if kind == OWNER:
             return self._claimed(entry, node_id)
-        self.times.setdefault((kind, node_id), deque()).append(str(fields.get("timestamp")))
+        self.times.setdefault((kind, node_id), []).append(str(fields.get("timestamp")))
         if kind == CHECKPOINT:
             self._completed(entry, node_id)
         elif kind == FAILURE and fields.get("op") in COUNTED_FAILURES:
-            self.outcomes.setdefault(node_id, deque()).append(entry)
+            self.outcomes.setdefault(node_id, []).append(entry)
         elif kind == ROUTE and fields.get("next_node") is not None and node_id in self._newest:
             self._newest[node_id].facts["next_node"] = self._next(entry, fields["next_node"])
         elif kind == WAIT:
-            self.replies.setdefault(node_id, deque()).append(None)
+            self.replies.setdefault(node_id, []).append(None)
             asked = {"signal": fields.get("signal"), "prompt": _json(entry.record.state())}
             self._visited(entry, node_id, asked, None, is_decision=True)
         elif kind == ITEMS and "count" in fields:
+            self.items.setdefault(node_id, []).append(entry)
             self._visited(entry, node_id, {"items": _json(entry.record.state())}, None, is_decision=True)
         elif kind == REPLY and not fields.get("refused"):
-            waits = self.replies.setdefault(node_id, deque([None]))
+            waits = self.replies.setdefault(node_id, [None])
             waits[-1] = entry
         elif kind == FINISH:
             self._has_ended = True
@@ -184,7 +186,7 @@ class RecordedRun:
     def _claimed(self, entry: StepRecord, node_id: str) -> None:
         fields = entry.fields
         if fields.get("verb") == CONTINUE and (not self.row.live or is_live(entry.sequence, self.row.live)):
-            self.times.setdefault((OWNER, node_id), deque()).append(str(fields.get("timestamp")))
+            self.times.setdefault((OWNER, node_id), []).append(str(fields.get("timestamp")))
             self.turns.append(Turn(entry.sequence, entry.record.state() or b""))
         if self._has_ended or fields.get("verb") == "retry":
             # What had failed is tried again with fresh attempts, but for what the code was given and went on with.
@@ -200,14 +202,14 @@ class RecordedRun:
             next_node = fields.get("next_node")
             facts = {"next_node": None if next_node is None else self._next(entry, next_node)}
             self._visited(entry, node_id, facts, _json(data))
-            self.outcomes.setdefault(node_id, deque()).append(entry)
+            self.outcomes.setdefault(node_id, []).append(entry)
             return
         outcome = entry.outcome()
         facts = {name: fields.get(name) for name in ("step_type", "outcome", "args")}
         facts["error"] = outcome.error
         self._visited(entry, node_id, facts, _json(bytes(outcome.output)))
         if outcome.outcome == "succeeded":
-            self.outcomes.setdefault(node_id, deque()).append(entry)
+            self.outcomes.setdefault(node_id, []).append(entry)
 
     def _visited(
         self, entry: StepRecord, node_id: str, facts: dict[str, Any], state: Any, *, is_decision: bool = False

@@ -66,8 +66,7 @@ class Replay:
             raise OptionError(f"run {info.run_id!r} is one of flow {info.flow!r}, not of {flow.name!r}", option="flow")
         self._result: Any = None
         self._end: BaseException | None = None
-        # The player uses up what it reads.
-        player = Player(read_recorded(data), flow, frozenset(run))
+        player = Player(self.recorded, flow, frozenset(run))
         entropy = self.recorded.start.fields.get("entropy")
         bits = None if entropy is None else bytes.fromhex(str(entropy))
         with MemoryStore(clock=player.clock, entropy=None if bits is None else lambda size: bits) as store:
