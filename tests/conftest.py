@@ -103,6 +103,7 @@ WIDE_FILES = {
         "postgres_failures",
         "power_loss_at_each_step",
         "service",
+        "services_replayed",
         "streaming_example",
         "turns_of_large_graphs",
         "tutorial",
