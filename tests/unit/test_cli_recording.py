@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 from cli_calls import Answer, Shop, shop
 
-from milepost import MemoryStore, SQLiteStore
+from milepost import END, Graph, MemoryStore, SQLiteStore
 from milepost.errors import CheckpointIntegrityError, RunSuspended
 from milepost.testing import replay
+from milepost.testing.recording import NoTestError, record_test
+from milepost.verbs import flow_of
 
 __all__ = ["shop"]
 
@@ -177,7 +183,7 @@ def test_hiding_what_the_path_depends_on_is_refused_and_nothing_is_written(till:
     assert "hiding state.card changes the path of run 's-1'" in answer.err
     assert '~ next_node  "price" -> "__end__"' in answer.err
     missing = record(shop, "s-1", "--hide", "state.crad")
-    assert (1, True) == (missing.code, "nothing of run 's-1' is at 'state.crad'" in missing.err)
+    assert (1, True) == (missing.code, "no text and no number at 'state.crad'" in missing.err)
     assert not (shop.folder / "tests").exists()
 
 
@@ -247,3 +253,71 @@ def test_pytest_runs_the_test_where_the_app_is_importable(till: Any):
         [*command, *plugin], cwd=shop.folder, capture_output=True, text=True, check=False, timeout=120
     )
     assert "1 passed" in done.stdout, done.stdout
+
+
+# -- values of all kinds -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Card:
+    number: str
+    code: int
+
+
+@dataclass
+class Person:
+    name: str
+
+
+@dataclass
+class Order:
+    who: str = 'ada "the first" lovelace'
+    total: Decimal = Decimal("12.50")
+    at: datetime = datetime(2025, 5, 6, 7, 8, 9, tzinfo=UTC)
+    day: date = date(2025, 5, 6)
+    key: UUID = field(default_factory=lambda: UUID("51c3d66e-786b-4727-92d8-8dbfa0b26ed7"))
+    photo: bytes = b"a secret picture"
+    by: Card | Person = field(default_factory=lambda: Card("4111", 123))
+    cards: list[Card] = field(default_factory=lambda: [Card("4111 2", 1), Card("4111 3", 22)])
+    rate: float = 3.25
+    by_name: dict[str, int] = field(default_factory=lambda: {'ada "the first" lovelace': 7})
+    nobody: int | None = None
+
+
+def same(order: Order) -> Order:
+    return order
+
+
+@wide
+def test_a_hidden_value_of_any_kind_is_one_of_the_same_kind():
+    graph = Graph(Order).add_node("lovelace", same).add_edge("lovelace", END).set_entry("lovelace").compile("orders")
+    with MemoryStore() as store:
+        graph.run(Order(), store=store, run_id="r")
+        made = record_test(store, "r", flow_of(graph), hide=["state.*"])
+        assert (None, 0) == (made.difference, made.left)
+        for secret in (b"ada", b"12.5", b"2025-05", b"51c3", b"c2Vj", b"4111", b"123,", b"3.25"):
+            assert secret not in made.data.replace(b"milepost", b"")
+        one = record_test(store, "r", flow_of(graph), hide=["state.cards.number", "state.by.number"])
+        state = replay(one.data, graph).result.state
+        assert [("1111 1", 1), ("1111 2", 22)] == [(card.number, card.code) for card in state.cards]
+        assert ("ada", 4) == (state.who[:3], len(state.by.number))
+        for nothing in ("state.nobody", "state.cards.name"):
+            with pytest.raises(NoTestError, match=f"no text and no number at '{nothing}'"):
+                record_test(store, "r", flow_of(graph), hide=[nothing])
+        graph.run(Order(who="lovelace"), store=store, run_id="named")
+        assert 1 == record_test(store, "named", flow_of(graph), hide=["state.who"]).left  # a node has that name too
+
+
+@wide
+def test_hiding_what_the_flow_cannot_read_then_is_refused():
+    graph = Graph(Kind).add_node("a", lambda kind: kind).add_edge("a", END).set_entry("a").compile("kinds")
+    with MemoryStore() as store:
+        graph.run(Kind("red", [3]), store=store, run_id="r")
+        with pytest.raises(NoTestError, match=r"hiding state.colour leaves what flow 'kinds' can't read"):
+            record_test(store, "r", flow_of(graph), hide=["state.colour"])
+
+
+@dataclass
+class Kind:
+    colour: Literal["red", "blue"]
+    numbers: list[int]

@@ -99,7 +99,7 @@ SCRIPTS = [
         "agent_graph", "agent", ("chat-1",), [('return "approve" if dangerous(chat) else "tools"', 'return "tools"')],
         "~ next_node  \"approve\" -> \"tools\"",
     ),
-    ("airports", "summarise", ("airports-1",), [("lambda ctx: any(not", "lambda ctx: all(not")], "then"),
+    ("airports", "summarise", ("airports-1",), [("lambda ctx: any(not", "lambda ctx: all(not")], "visit 1 of 'mend/fill'"),
     (
         "transfer", "graph", ("monday",), [("day.done == len(day.transfers)", "day.done == 3")],
         "visit 3 of 'transfer' (record 3):\n  ~ next_node  \"transfer\" -> \"__end__\"",

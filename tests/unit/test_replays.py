@@ -14,6 +14,7 @@ import pytest
 from milepost import (
     END,
     Context,
+    Engine,
     Graph,
     MemoryStore,
     NodeError,
@@ -25,8 +26,10 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.errors import OptionError
+from milepost.errors import MaxIterationsError, OptionError
+from milepost.model.failure import bases_of
 from milepost.testing import ReplayDifference, UnrecordedCall, replay, run_flow
+from milepost.testing.answering import raised_again
 from milepost.testing.tables import for_each
 
 pytest_plugins = ["milepost.testing.plugin"]
@@ -348,3 +351,139 @@ def test_a_graph_that_failed_fails_again():
     with pytest.raises(NodeError, match="Declined: the bank says 3"):
         again.result  # noqa: B018
     assert [] == CALLS
+
+
+# -- runs that somebody took up again ------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    n: int = 0
+    log: list[str] = field(default_factory=list)
+
+
+def adding(name: str) -> Callable[[Tally], Tally]:
+    def node(tally: Tally) -> Tally:
+        CALLS.append(name)
+        return Tally(tally.n + 1, [*tally.log, name])
+
+    return node
+
+
+async def drawn(ctx: Context[Any], tally: Tally) -> str:
+    return "b" if str(ctx.random()) and ctx.now() and tally.n else END
+
+
+def tallies(first: str = "a", second: Any = None) -> Any:
+    graph = Graph(Tally).add_node(first, adding(first)).add_node("b", second or adding("b"))
+    graph = graph.add_conditional_edge(first, drawn, ["b", END]).add_edge("b", END)
+    return graph.set_entry(first).compile("tallies")
+
+
+@wide
+async def test_a_run_that_was_amended_continued_and_forked_goes_again():
+    flow = tallies()
+    with MemoryStore() as store:
+        await flow.arun(Tally(), store=store, run_id="t")
+        flow.fork_run(store, "t", "a", new_run_id="fork")
+        await flow.aresume(store, "fork")
+        await flow.aresume_from(store, "t", "a", state_override=lambda tally: Tally(100, tally.log))
+        replay(store.export("t"), flow).check()
+        for n in (5, 7):
+            await flow.arun(Tally(n), store=store, run_id="t", if_exists="continue")
+        data, fork = store.export("t"), store.export("fork")
+    CALLS.clear()
+    again = replay(data, flow)
+    again.check()
+    assert (("a", "b") * 3, Tally(9, ["a", "b"])) == (again.path, again.result.state)
+    replay(fork, flow).check()
+    assert [] == CALLS
+
+
+@wide
+def test_a_renamed_node_has_its_new_name():
+    def refuse(tally: Tally) -> Tally:
+        raise ValueError("not yet")
+
+    with MemoryStore() as store:
+        before = Graph(Tally).add_node("a", adding("a")).add_node("b", refuse).add_edge("a", "b").add_edge("b", END)
+        with pytest.raises(NodeError):
+            before.set_entry("a").compile("tallies").run(Tally(), store=store, run_id="t")
+        after = Graph(Tally).add_node("z", adding("z")).add_node("b", adding("b")).add_edge("z", "b").add_edge("b", END)
+        flow = after.set_entry("z").compile("tallies")
+        with pytest.raises(UnrecordedCall, match="since the run began: node 'z' is new"):
+            replay(store.export("t"), flow).check()
+        flow.resume(store, "t", rename={"a": "z"})
+        data = store.export("t")
+    again = replay(data, flow)
+    again.check()
+    assert ("z", "b") == again.path
+
+
+@wide
+def test_ends_without_a_recorded_outcome_stand_there():
+    flow = Graph(Tally).add_node("a", adding("a")).add_conditional_edge("a", lambda tally: "a", ["a", END])
+    endless = flow.set_entry("a").compile("endless")
+    with MemoryStore() as store:
+        with pytest.raises(MaxIterationsError):
+            endless.run(Tally(), store=store, run_id="t", max_iterations=5)
+        Engine(store, flows=[endless]).start("endless", {"n": 3}, run_id="named")
+        data, named = store.export("t"), store.export("named")
+    again = replay(data, endless)
+    again.check()
+    assert ("a",) * 5 == again.path
+    replay(named, endless).check()
+
+
+@wide
+def test_a_retry_that_was_the_runs_own_is_made_again_as_often():
+    def flaky(ctx: Context[Any], tally: Tally) -> Tally:
+        if ctx.attempt < 3:
+            raise KeyError("not yet")
+        return tally
+
+    flow = Graph(Tally).add_node("a", flaky).add_edge("a", END).set_entry("a").compile("flaky")
+    with MemoryStore() as store:
+        flow.run(Tally(), store=store, run_id="t", retry=Retry(max_attempts=5, backoff=0))
+        data = store.export("t")
+    replay(data, flow).check()
+
+
+@wide
+def test_statements_of_a_node_that_runs_for_real_are_not_executed():
+    def pay(ctx: Context[Any], tally: Tally) -> Tally:
+        ctx.with_checkpoint("this is no SQL")
+        return Tally(7)
+
+    data = exported_tally(tallies())
+    assert 7 == replay(data, tallies(second=pay), run=["b"]).result.state.n
+
+
+def exported_tally(flow: Any) -> bytes:
+    return exported(flow, Tally())
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+@wide
+def test_a_recorded_error_is_of_the_class_that_is_known():
+    fields = {"error_type": "KeyError", "message": "'pen'"}
+    error = raised_again(fields, None)
+    assert (True, "'pen'", "KeyError") == (isinstance(error, KeyError), str(error), type(error).__name__)
+    named = f"{Declined.__module__}.Declined"
+    policy = Retry(retry_on=(Declined,))
+    for known in (named, "elsewhere.Declined"):
+        error = raised_again({"error_type": known, "message": "no"}, policy)
+        assert (True, "no") == (isinstance(error, Declined), str(error))
+    assert not isinstance(raised_again({"error_type": named, "message": "no"}, None), Declined)
+
+
+@wide
+def test_a_stand_in_is_tried_again_where_it_was_and_has_the_names_of_its_bases():
+    policy = Retry(retry_on=(OSError,))
+    gone = {"error_type": "bank.Timeout", "message": "no", "error_bases": ["bank.Timeout", "bank.BankError", "OSError"]}
+    again = raised_again({**gone, "retry_at": "2026-01-01T00:00:00.000000Z"}, policy)
+    assert policy.allows(1, again)
+    error = StepError("", error_bases=bases_of(raised_again(gone, None)))
+    assert all(error.matches(name) for name in ("bank.Timeout", "bank.BankError", "OSError"))

@@ -75,11 +75,15 @@ def record_as_test(
 def _tell(invocation: Invocation, run_id: str, recorded: Path, test: Path, made: RecordedTest) -> None:
     if invocation.is_json:
         document = {"run_id": run_id, "status": made.status, "records": made.records, "bytes": len(made.data)}
-        print(to_json({**document, "files": [str(recorded), str(test)], "difference": made.difference}))
+        print(
+            to_json({**document, "files": [str(recorded), str(test)], "difference": made.difference, "left": made.left})
+        )
         return
     print(f"wrote {recorded} ({plural(made.records, 'record')}, {size(len(made.data))}) and {test}")
     if made.status not in {"finished", "failed"}:
         print(f"the run is {made.status}: the test plays it up to where it stands")
+    if made.left:
+        print(f"{plural(made.left, 'hidden text')} still stand in it, as names", file=sys.stderr)
     if made.difference is not None:
         print(f"the test fails with the code as it is: {clean(made.difference)}", file=sys.stderr)
 

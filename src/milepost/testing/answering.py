@@ -24,6 +24,7 @@ import msgspec
 from milepost.drivers.branches import Branch, Branches
 from milepost.drivers.threads import PendingSet
 from milepost.errors import AttemptTimedOut, class_name
+from milepost.executor.context import Context
 from milepost.executor.effects import Ask, Call, Effect, Gather, Outcome, Routine, Write
 from milepost.executor.flow import Flow, GraphFlow, MapWork, Part, StepFlow, Unit, Whole, find_node
 from milepost.executor.history import JournalHistory
@@ -223,9 +224,7 @@ class Player(_StepDriver):
         if isinstance(context, UndoContext):
             return self._undone(context.node_id)
         if any(context.node_id == name or context.node_id.startswith(f"{name}/") for name in self._run):
-            if call.announce is not None:
-                self._pass_over(context.node_id, context.attempt)
-            return self._made(call)
+            return self._executed(call, context)
         if call.announce is None:
             work = self._mapped_by(call, context.node_id)
             return self._made(call) if work is None else self._items_of(work, context.node_id)
@@ -236,7 +235,7 @@ class Player(_StepDriver):
         if entry.record.kind == FAILURE:
             raise self._failure(call, entry.fields)
         if isinstance(call.announce, NodeStarted):
-            return self._node_answer(call, entry)
+            return self._node_answer(call, context.node_id, entry)
         called = self._steps[context.node_id].work
         assert isinstance(called, Calls)
         codec = cast("StepFlow", self.flow).codec_of(called.fn)
@@ -255,13 +254,20 @@ class Player(_StepDriver):
             raise error
         return value
 
-    def _pass_over(self, node_id: str, attempt: int) -> None:
-        """Pass over the recorded outcomes of a visit that is executed."""
-        outcomes = self._outcomes.get(node_id)
-        while attempt == 1 and outcomes:
+    def _executed(self, call: Call, context: Context[Any]) -> Any:
+        """Execute a node or step, but not the statements that it asks for, and pass over its recorded outcomes."""
+        if call.announce is None:
+            return self._made(call)
+        outcomes = self._outcomes.get(context.node_id)
+        while context.attempt == 1 and outcomes:
             entry = outcomes.popleft()
             if entry.record.kind != FAILURE or not entry.fields.get("retry_at"):
-                return
+                break
+        context._statements = []
+        try:
+            return self._made(call)
+        finally:
+            context._statements = None
 
     def _mapped_by(self, call: Call, node_id: str) -> MapWork | None:
         """Return the map whose items a call is to give; None for any other call."""
@@ -309,9 +315,9 @@ class Player(_StepDriver):
         assert found is not None
         return found
 
-    def _node_answer(self, call: Call, entry: StepRecord) -> Any:
+    def _node_answer(self, call: Call, node_id: str, entry: StepRecord) -> Any:
         """Make what a node returned: a whole state or, where a join needs to know them, the values for its reducers."""
-        graph, unit, is_item = self._unit(entry.record.node_id)
+        graph, unit, is_item = self._unit(node_id)
         data = self.recorded.state_of(entry)
         if is_item:
             return cast("MapWork", unit.work).results.decode(data, root="output")

@@ -19,6 +19,7 @@ import msgspec
 
 from milepost import __version__
 from milepost.codec.plan import MARK
+from milepost.errors import DeserializeStateError
 from milepost.executor.flow import Flow
 from milepost.model.record import (
     CHECKPOINT,
@@ -39,6 +40,8 @@ __all__ = ["NoTestError", "RecordedTest", "paths_of_test", "record_test", "sourc
 
 WRITTEN_ANEW = "milepost.written_anew"
 """The tag of a run whose export was written anew: its digests prove no more than that the file is undamaged."""
+_MARKED = "v"
+"""The key of a value beside the mark of the codec that says what it is."""
 _SHORTEST = 4
 """The length of the shortest text that is also replaced where it is part of another text."""
 _TEXTS = ("args", "message", "traceback", "text", "reason", "refused", "tags", "updates")
@@ -62,6 +65,8 @@ class RecordedTest(NamedTuple):
     status: str
     difference: str | None
     """The difference with which the test fails with the code as it is; None: it passes."""
+    left: int
+    """The number of hidden texts that still stand in the file, as the name of something."""
 
 
 def record_test(
@@ -75,9 +80,12 @@ def record_test(
     """
     hider, plain = _Hider(hide), _whole(store, run_id)
     with MemoryStore() as memory:
-        data = _rewritten(memory, memory.import_run(plain, run_id=name), hider, flow)
+        try:
+            data = _rewritten(memory, memory.import_run(plain, run_id=name), hider, flow)
+        except DeserializeStateError as exc:
+            raise NoTestError(f"hiding {', '.join(hide)} leaves what flow {flow.name!r} can't read: {exc}") from exc
     if (nowhere := hider.nowhere()) is not None:
-        raise NoTestError(f"nothing of run {run_id!r} is at {nowhere!r}, which is to be hidden")
+        raise NoTestError(f"run {run_id!r} has no text and no number at {nowhere!r}, which is to be hidden")
     again = Replay(data, flow, (), {})
     if hide:
         data = _with_arguments(data, again)
@@ -98,7 +106,11 @@ def record_test(
         "run": _short_digest(run_id),
     }
     return RecordedTest(
-        _encode({"test": facts}) + b"\n" + lines, len(again.recorded.records), again.recorded.status, difference
+        _encode({"test": facts}) + b"\n" + lines,
+        len(again.recorded.records),
+        again.recorded.status,
+        difference,
+        hider.left_in(lines),
     )
 
 
@@ -183,32 +195,53 @@ class _Hider:
         return self.without_texts(document)
 
     def without_texts(self, value: Any) -> Any:
-        """Return a value without the texts to hide, which may be parts of others."""
+        """Return a value without the texts to hide, which may be parts of others, and of keys that are no names."""
         if isinstance(value, str):
             for secret, text in self._secrets():
                 value = value.replace(secret, text)
             return value
         if isinstance(value, list):
             return [self.without_texts(item) for item in value]
-        return {key: self.without_texts(item) for key, item in value.items()} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        if MARK in value:
+            return {**value, _MARKED: self.without_texts(value[_MARKED])} if _MARKED in value else value
+        return {
+            key if key.isidentifier() else self.without_texts(key): self.without_texts(item)
+            for key, item in value.items()
+        }
+
+    def left_in(self, data: bytes) -> int:
+        """Count the texts to hide that still stand in the lines of an export, as names."""
+        texts = {_escaped(secret) for (kind, secret) in self._known if kind is str and len(secret) >= _SHORTEST}
+        return sum(text.encode() in data for text in texts)
 
     def _secrets(self) -> list[tuple[str, str]]:
         if self._texts is None:
             texts = [
-                (leaf, text) for (kind, leaf), text in self._known.items() if kind is str and len(leaf) >= _SHORTEST
+                pair
+                for (kind, leaf), text in self._known.items()
+                if kind is str and len(leaf) >= _SHORTEST
+                for pair in ((leaf, text), (_escaped(leaf), _escaped(text)))  # arguments of steps are JSON in a text
             ]
             self._texts = sorted(texts, key=lambda pair: -len(pair[0]))
         return self._texts
 
 
+def _escaped(text: str) -> str:
+    """Return a text as it stands in JSON, without its quotes."""
+    return _encode(text)[1:-1].decode()
+
+
 def _leaves(document: Any, names: Sequence[str]) -> Iterator[Any]:
+    """Yield the texts and numbers at a path. A path passes through lists, and through marks of the codec."""
     if isinstance(document, list):
         for item in document:
             yield from _leaves(item, names)
+    elif isinstance(document, dict) and MARK in document:
+        yield from _leaves(document.get(_MARKED), names)
     elif isinstance(document, dict):
         for key, value in document.items():
-            if key == MARK:
-                continue
             if not names or names[0] in {key, "*"}:
                 yield from _leaves(value, names[1:])
     elif not names and document is not None and not isinstance(document, bool):
@@ -218,9 +251,12 @@ def _leaves(document: Any, names: Sequence[str]) -> Iterator[Any]:
 def _replaced(document: Any, names: Sequence[str], known: Mapping[Any, Any]) -> Any:
     if isinstance(document, list):
         return [_replaced(item, names, known) for item in document]
+    if isinstance(document, dict) and MARK in document:
+        inside = _replaced(document.get(_MARKED), names, known)
+        return {**document, _MARKED: inside} if _MARKED in document else document
     if isinstance(document, dict):
         return {
-            key: _replaced(value, names[1:], known) if key != MARK and (not names or names[0] in {key, "*"}) else value
+            key: _replaced(value, names[1:], known) if not names or names[0] in {key, "*"} else value
             for key, value in document.items()
         }
     return document if names else known.get((type(document), document), document)

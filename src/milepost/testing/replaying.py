@@ -64,6 +64,7 @@ class Replay:
         info = self.recorded.row.info
         if flow.name != info.flow:
             raise OptionError(f"run {info.run_id!r} is one of flow {info.flow!r}, not of {flow.name!r}", option="flow")
+        self._flow = flow
         self._result: Any = None
         self._end: BaseException | None = None
         player = Player(self.recorded, flow, frozenset(run))
@@ -112,33 +113,42 @@ class Replay:
         `path`: the nodes and steps, their order, where they go on, what steps and waits are asked with, and how the run
         ends. `state`: the states after nodes, and the outputs of steps. `output`: the final state, or the return value.
         """
-        found = first_difference(self.recorded, self.replayed, path=path, state=state)
-        text = f"{self._name} differs from its record"
-        if found is not None:
-            if isinstance(self._end, Unrecorded):
-                raise UnrecordedCall(f"{text} at {found.text}\nthen {self._end}", found.visit)
-            then = "" if self._end is None else f"\nthen it ended with {describe(self._end)}"
-            raise ReplayDifference(f"{text} at {found.text}{then}", found.visit) from self._end
-        if path:
-            self._check_end(text)
-        if output and self._end is None and self.recorded.status == "finished":
-            lines = [*json_changes("output", self.recorded.output(), self.replayed.output())]
-            if lines:
-                raise ReplayDifference("\n  ".join([f"{text}:", *lines]))
+        found = self._difference(path=path, state=state, output=output)
+        if found is None:
+            return
+        text, visit = found
+        lines = [f"{self._name} differs from its record{text}"]
+        if self._end is not None:
+            lines.append(f"the replay ended: {self._end if isinstance(self._end, Unrecorded) else describe(self._end)}")
+        begun = self.recorded.start.fields
+        if begun.get("fingerprint") != self._flow.fingerprint:
+            lines += [f"since the run began: {change}" for change in self._flow.differences(begun.get("shape") or {})]
+        kind = UnrecordedCall if isinstance(self._end, Unrecorded) else ReplayDifference
+        raise kind("\n".join(lines), visit) from self._end
 
-    def _check_end(self, text: str) -> None:
+    def _difference(self, *, path: bool, state: bool, output: bool) -> tuple[str, Visit | None] | None:
+        """Return the first difference in words, and the visit that it is at (None: the end); None if there is none."""
+        found = first_difference(self.recorded, self.replayed, path=path, state=state)
+        if found is not None:
+            return f" at {found.text}", found.visit
+        ends = self._difference_of_ends() if path else None
+        if ends is None and output and self._end is None and self.recorded.status == "finished":
+            lines = [*json_changes("output", self.recorded.output(), self.replayed.output())]
+            ends = "\n  ".join([":", *lines]) if lines else None
+        return None if ends is None else (ends, None)
+
+    def _difference_of_ends(self) -> str | None:
         """Compare the ends. A run that has not ended stands in its replay where its record ends."""
         was, end = self.recorded.status, self._end
         if isinstance(end, Unrecorded):
-            if was == "finished" or (was == "failed" and self._can_fail_again):
-                raise UnrecordedCall(f"{text}: {end}")
-        elif was == "failed":
+            return f": it was {was}" if was == "finished" or (was == "failed" and self._can_fail_again) else None
+        if was == "failed":
             before, after = self.recorded.failure, self.replayed.failure
-            if before != after:
-                now = "it finishes" if after is None else f"it fails with {after}"
-                raise ReplayDifference(f"{text}: it failed with {before}, and now {now}") from end
-        elif end is not None and (was == "finished" or not isinstance(end, RunSuspended)):
-            raise ReplayDifference(f"{text}: it was {was}, and now ends with {describe(end)}") from end
+            now = "it finishes" if after is None else f"it fails with {after}"
+            return None if before == after else f": it failed with {before}, and now {now}"
+        if end is not None and (was == "finished" or not isinstance(end, RunSuspended)):
+            return f": it was {was}"
+        return None
 
     @property
     def _can_fail_again(self) -> bool:
