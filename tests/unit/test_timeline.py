@@ -176,8 +176,8 @@ def test_older_bars_are_left_out_and_counted():
     for number in range(1, 501):
         journal.done(number, "loop", 1, visit=number)
     line = journal.line()
-    assert (100, 400) == (line.left_out, len(line.rows[0].bars))
-    assert BEGIN + timedelta(seconds=100) == line.begin
+    assert (400, 100) == (line.left_out, len(line.rows[0].bars))
+    assert BEGIN + timedelta(seconds=400) == line.begin
 
 
 def test_damaged_records_and_runs_without_times_do_no_harm():

@@ -38,7 +38,7 @@ from milepost.model.record import (
 from milepost.store import ENDED
 from milepost.views.text import clean, duration, iso, plural
 
-_MOST_BARS = 400
+_MOST_BARS = 100
 _MOST_ITEMS = 8
 _SHORTEST_GAP = 30.0
 _GAP_SHARE = 0.1

@@ -1,7 +1,7 @@
 // What scripts add to the pages: they follow the runs, and have keys. Links and forms work without.
 const $ = (selector) => document.querySelector(selector), all = (selector) => [...document.querySelectorAll(selector)];
 
-// The part #live asks for itself again every few seconds. Where nothing has moved the answer is 204.
+// The part #live asks for itself again. The answer is 204 if nothing has moved.
 const button = $("#follow");
 let isOn = true, used = Date.now(), pause = 0;
 
@@ -12,7 +12,7 @@ function say(on, text) {
 }
 
 async function ask(part) {
-	const url = new URL(location.href);
+	const url = new URL(part.dataset.here + location.search, location);
 	url.searchParams.set("part", "live");
 	url.searchParams.set("mark", part.dataset.mark);
 	const answer = await fetch(url, { headers: { Accept: "text/html" } }), text = await answer.text();
@@ -42,10 +42,10 @@ async function follow() {
 if ($("#live[data-every]")) {
 	button.onclick = () => say(!isOn, isOn ? "Paused" : "Live");
 	for (const name of ["focus", "pointerdown", "keydown"]) addEventListener(name, () => (used = Date.now()));
-	setTimeout(follow, $("#live").dataset.every * 1000);
+	setTimeout(follow, 2000);
 }
 
-// A node that is chosen, by #node=a/b, is so in the graph, the timeline and the history, with what is inside it.
+// #node=a/b chooses a node in the graph, the timeline and the history, with what is inside it.
 function select() {
 	const chosen = location.hash.startsWith("#node=") && decodeURIComponent(location.hash.slice(6)).split("/");
 	for (const row of all("[data-node]")) {
@@ -56,7 +56,7 @@ function select() {
 addEventListener("hashchange", select);
 select();
 
-// For each key there is a link, a button or a field that does the same.
+// Each key has a link, button or field that does the same.
 function step(by) {
 	const links = all("main tbody th a").filter((link) => link.offsetParent), at = links.indexOf(document.activeElement);
 	links[Math.min(Math.max(at + by, 0), links.length - 1)]?.focus();
@@ -81,7 +81,7 @@ addEventListener("click", async ({ target }) => {
 		copy.textContent = "Copied";
 		setTimeout(() => (copy.textContent = text), 1500);
 	} catch {
-		source.hidden = false;
+		source.parentNode.open = true;
 		getSelection().selectAllChildren(source);
 	}
 });
