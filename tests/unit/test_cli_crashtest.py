@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +61,7 @@ import subprocess
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 
 import bank
 from milepost import END, Graph, StepError, current, step, workflow
@@ -129,6 +132,7 @@ def start(order):
 
 
 def hang(order):
+    Path("hanging.txt").write_text(str(os.getpid()))
     while True:
         signal.pause()
 
@@ -288,6 +292,19 @@ def test_a_node_may_start_processes_which_end_with_the_child(crashtest):
     for pid in pids:
         while _start_time(pid):
             time.sleep(0.01)
+
+
+def test_a_command_that_is_interrupted_leaves_no_process(crashtest):
+    words = [sys.executable, "-m", "milepost", "crashtest", "shop.py:hanging", "-i", "id=o-1"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as command:
+        while not Path("hanging.txt").exists() or not Path("hanging.txt").read_text():
+            time.sleep(0.01)
+        command.send_signal(signal.SIGINT)
+        assert command.stderr is not None
+        assert "milepost: interrupted\n" == command.stderr.read()
+    assert 130 == command.returncode
+    while _start_time(int(Path("hanging.txt").read_text())):
+        time.sleep(0.01)
 
 
 def test_a_slow_test_is_told_beforehand(crashtest, monkeypatch: pytest.MonkeyPatch):

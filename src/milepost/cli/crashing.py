@@ -112,53 +112,55 @@ def crashtest(
         "fails": fails,
     }
     subject = _subject(task)
-    flow, front = subject.flow.name, subject.flow.front
     shown = _Shown(invocation, verbose=verbose, looks=world is not None)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="milepost-crashtest-"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="milepost-crashtest-")))
         stack.enter_context(_usage(subject))
+        nursery = [sys.executable, "-m", "milepost.cli.crashing", str(timeout)]
         children = stack.enter_context(
-            ChildRuns(
-                [sys.executable, "-m", "milepost.cli.crashing", str(timeout)],
-                task,
-                Path(folder, "run"),
-                "file" if in_files else "sqlite",
-                before,
-                world,
-                _outside(subject) if is_killed and subject.world is not None else lambda found: None,
-            )
+            ChildRuns(nursery, task, folder / "run", "file" if in_files else "sqlite", before, world)
         )
-        began = time.monotonic()
+        if is_killed and subject.world is not None:
+            children.check_world = _outside(subject)
         try:
-            one, other = children.play((), 1), children.play((), 2)
-            check_repeatable(one, other, flow, front, nondeterministic)
-            check_worlds(one, other, before)
-            each = (time.monotonic() - began) / 2
-            player: Player = children
-            if not is_killed:
-                player, began = subject, time.monotonic()
-                with _quiet(invocation):
-                    one = undisturbed(subject, flow, front, nondeterministic)
-                each = (time.monotonic() - began) / 2
-            shown.equal()
-
-            def estimate(number: int) -> None:
-                if places is None and number * each > SLOW:
-                    print(
-                        f"milepost: one run and its probe take {each:.1f} s: {number} places take about "
-                        f"{number * each:.0f} s; --places 20 tries a sample",
-                        file=sys.stderr,
-                    )
-
-            with _quiet(invocation):
-                report, _ = examine(
-                    player, flow, front, 1, places, nondeterministic, plain=one, announce=estimate
-                )  # fmt: skip
+            return _try(invocation, shown, subject, children, is_killed, places, nondeterministic)
         except NonDeterministicNode as exc:
             return shown.differing(exc)
         except AssertionError as exc:
             return shown.problem(exc)
-    return shown.report(report, one.world, time.monotonic() - began)
+
+
+def _try(
+    invocation: Invocation,
+    shown: _Shown,
+    subject: Subject,
+    children: ChildRuns,
+    is_killed: bool,
+    places: int | None,
+    nondeterministic: tuple[str, ...],
+) -> int:
+    """Run the flow undisturbed and disturbed, and show what comes of it."""
+    flow, front = subject.flow.name, subject.flow.front
+    began = time.monotonic()
+    plain, other = children.play((), 1), children.play((), 2)
+    check_repeatable(plain, other, flow, front, nondeterministic)
+    check_worlds(plain, other, children.before)
+    player: Player = children
+    if not is_killed:
+        player, began = subject, time.monotonic()
+        with _quiet(invocation):
+            plain = undisturbed(subject, flow, front, nondeterministic)
+    each = (time.monotonic() - began) / 2
+    shown.equal()
+
+    def estimate(number: int) -> None:
+        if places is None and number * each > SLOW:
+            told = f"one run and its probe take {each:.1f} s: {number} places take about {number * each:.0f} s"
+            print(f"milepost: {told}; --places 20 tries a sample", file=sys.stderr)
+
+    with _quiet(invocation):
+        report, _ = examine(player, flow, front, 1, places, nondeterministic, plain=plain, announce=estimate)
+    return shown.report(report, plain.world, time.monotonic() - began)
 
 
 class _Shown:

@@ -158,22 +158,23 @@ def serve(timeout: float, child: Callable[[str], None]) -> None:
     """Fork a child for each path in the standard input, and answer with its exit code; null if it took too long.
 
     A child returns too, after `child` has got the path, and ends like any process. Where the system has no forks, the
-    nursery is its own child.
+    nursery is its own child. SIGINT ends the nursery, and with it the child that works.
     """
     gc.freeze()  # a child that ends walks over nothing of what it shares with the nursery
-    for line in sys.stdin:
-        path = line.strip()
-        if not hasattr(os, "fork"):
-            child(path)
-            print(0, flush=True)
-            return
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            _redirect(Path(path).with_name("output"))
-            child(path)
-            return
-        print(json.dumps(_code_of(pid, timeout)), flush=True)
+    with suppress(KeyboardInterrupt):
+        for line in sys.stdin:
+            path = line.strip()
+            if not hasattr(os, "fork"):
+                child(path)
+                print(0, flush=True)
+                return
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                _redirect(Path(path).with_name("output"))
+                child(path)
+                return
+            print(json.dumps(_code_of(pid, timeout)), flush=True)
 
 
 def _redirect(output: Path) -> None:
@@ -187,12 +188,15 @@ def _redirect(output: Path) -> None:
 def _code_of(pid: int, timeout: float) -> int | None:
     """Return the exit code of a child; None if it was killed because it took longer than `timeout` seconds."""
     ends = time.monotonic() + timeout
-    has_ended, status = os.waitpid(pid, os.WNOHANG)
-    while not has_ended and time.monotonic() < ends:
-        time.sleep(0.002)
-        has_ended, status = os.waitpid(pid, os.WNOHANG)
-    with suppress(ProcessLookupError, PermissionError):  # the child's own children end with it
-        os.killpg(pid, signal.SIGKILL)
+    has_ended, status = 0, 0
+    try:
+        while not has_ended and time.monotonic() < ends:
+            has_ended, status = os.waitpid(pid, os.WNOHANG)
+            if not has_ended:
+                time.sleep(0.002)
+    finally:
+        with suppress(ProcessLookupError, PermissionError):  # the child's own children end with it
+            os.killpg(pid, signal.SIGKILL)
     if has_ended:
         return os.waitstatus_to_exitcode(status)
     os.waitpid(pid, 0)
@@ -225,7 +229,7 @@ class ChildRuns:
     def __exit__(self, *exc_info: object) -> None:
         for nursery in self._nurseries.values():
             with nursery:  # closes the pipes, and waits
-                nursery.kill()
+                nursery.send_signal(signal.SIGINT)
 
     def play(self, crashes: tuple[Crash, ...], hash_seed: int = 1) -> Scenario:
         """Run the flow from its beginning in children, with these crashes. An error of an undisturbed run is raised."""
