@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milepost import END, Context, Graph, StepError, current, step, workflow
+from milepost import END, Context, Graph, SQLiteStore, StepError, current, step, workflow
 from milepost.errors import OptionError, RunSuspended
 from milepost.testing import NonDeterministicNode, crashtest
 
@@ -320,3 +321,9 @@ def test_a_signal_that_is_not_given_is_named():
     with pytest.raises(RunSuspended, match="'approval'"):
         crashtest(asking)
     assert "ask" in {node.node for node in crashtest(asking, signals={"approval": True}, places=2).nodes}
+
+
+def test_a_crash_takes_no_time_on_any_store(tmp_path: Path):
+    flow = stamping(Bank(), is_mended=True)
+    report = crashtest(flow, Order(), store=lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock))
+    assert () == report.disagreements

@@ -216,9 +216,9 @@ class ChildRuns:
     """What the child needs to know of the flow, as JSON."""
     folder: Path
     kind: StoreKind = "sqlite"
-    before: Any = None
-    world: Any = None
-    """True if the children call the functions of the task."""
+    before: object = None
+    world: object = None
+    """The names of the functions that children call before and after a run; None: there is none."""
     check_world: Callable[[Any], object] = field(default=lambda world: None)
     """A function that is given the world after each undisturbed run."""
     _nurseries: dict[int, subprocess.Popen[str]] = field(default_factory=dict)

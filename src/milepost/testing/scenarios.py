@@ -17,6 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple, Self, cast
 
 from milepost.errors import MilepostError, OptionError, RunNotFoundError, RunSuspended
@@ -320,6 +321,8 @@ class Subject:
                 process.perform(scenario.end_process)
             else:
                 process.step()
+            if process.tokens:
+                world.settle()
             if isinstance(effect, Write) and effect.append.statements and was_written(effect, RUN_ID):
                 scenario.note_records(effect.append.records)
             if crash is not None:
@@ -334,6 +337,7 @@ class World:
         self.clock = FakeClock()
         self._open = open_store if open_store is not None else lambda clock: MemoryStore(clock=clock)
         self._opened: list[Store] = []
+        self._ahead = timedelta(0)
         self._open_again()
 
     def _open_again(self) -> None:
@@ -362,7 +366,18 @@ class World:
                 self.store.abandon(token)
             return
         self._open_again()
-        self.clock.advance(lease + 1)
+        if self.epoch and self.store.get_run(RUN_ID).info.status == "running":
+            self._ahead = timedelta(seconds=lease + 1)
+            self.clock.advance(self._ahead)
+
+    def settle(self) -> None:
+        """Put the clock back by the time that a dead process's lease took: a crash takes none, and `ctx.now()` is the same.
+
+        The lease of the new owner then ends too late to be one, and is over as soon as its process is.
+        """
+        if self._ahead:
+            self.clock.set(self.clock.now() - self._ahead)
+            self._ahead = timedelta(0)
 
     def __enter__(self) -> Self:
         return self
