@@ -207,3 +207,22 @@ def test_the_versions_that_open_runs_began_with_say_which_code_may_go() -> None:
         (one.version, one.is_current, one.runs, one.example) for one in found
     ]
     assert store.get_run("w-1").info.created_at == found[1].oldest
+
+
+@pytest.mark.wide
+def test_code_that_ends_the_process_is_a_refusal_and_ends_no_check() -> None:
+    def code(is_over: bool) -> Workflow[..., Any]:
+        def waiting() -> Iterator[Any]:
+            yield step("a").python(len, args=("x",))
+            if is_over:
+                raise SystemExit(3)
+            yield step("ask").wait_for("go")
+
+        return workflow("w")(waiting)
+
+    store = halted(MemoryStore(), "o-1")
+    with contextlib.suppress(RunSuspended):
+        code(False).run(store=store, run_id="w-1")
+    report = checked(store, code(True), line("abcd"))
+    assert [("orders", "continue"), ("w", "refuse")] == [(group.flow, group.verdict) for group in report.groups]
+    assert "its code raised SystemExit: 3" == report.groups[1].reason

@@ -22,7 +22,7 @@ from milepost.model.reports import ResumePlan
 
 _REMEDY = re.compile(
     r"[:;] (?=(?:if (?:a node|it) was renamed|add|begin|branch|bring|call|choose|compile|create|give|go on|lift|mark|mend|open|"
-    r"pass|put|raise|rename|restore|resume|retry|return|send|upgrade|use|wait)\b)"
+    r"pass|put|raise|rename|restore|resume|retry|return|send|turn|upgrade milepost|use|wait)\b)"
 )
 """The place in a refusal's text where the advice begins."""
 _STEP = re.compile(r"^(.*? step (?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")).*$", re.DOTALL)

@@ -30,6 +30,7 @@ from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import Flow
 from milepost.executor.journal import read_start
+from milepost.model.failure import describe
 from milepost.model.info import RunInfo
 from milepost.model.record import CHECKPOINT, Record
 from milepost.options import BulkFilters
@@ -264,6 +265,9 @@ def verdict_of(engine: Engine, flow_name: str, found: Found) -> Verdict | None:
         except MilepostError as exc:
             raise_unless_of_one_run(exc)
             return Verdict("not read", str(exc), exc)
+        except (Exception, SystemExit) as exc:
+            # A user's code may raise anything, and the other runs are checked all the same.
+            return Verdict("refuse", f"its code raised {describe(exc)}", exc)
         if info is None or info.sequence == found.sequence:
             break
         # The run has moved on since it was listed, perhaps while it was planned.
