@@ -181,6 +181,32 @@ def test_the_page_of_configuration_has_every_variable() -> None:
     assert sorted(read) == sorted(set(re.findall(r"^ *\| `(MILEPOST_\w+)` \|", page, re.MULTILINE)))
 
 
+def test_the_page_of_all_commands_is_what_the_commands_say() -> None:
+    sys.path.insert(0, str(ROOT / ".ci"))
+    try:
+        from command_reference import PAGE, page
+    finally:
+        sys.path.pop(0)
+    assert page() == PAGE.read_text(encoding="utf-8"), "run: python .ci/command_reference.py"
+
+
+def test_the_tables_of_exit_codes_statuses_and_events_are_whole() -> None:
+    from typing import get_args
+
+    from milepost import events
+    from milepost.cli.app import BROKEN_PIPE
+    from milepost.cli.commands import EXIT_CODES
+    from milepost.store import Status
+
+    reference = ROOT / "docs" / "reference"
+    codes = re.findall(r"^\| (\d+) \|", (reference / "command-line.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*EXIT_CODES, BROKEN_PIPE} == {int(code) for code in codes}
+    statuses = re.findall(r"^\| `(\w+)` \|", (reference / "statuses.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(get_args(Status)) == sorted(statuses)
+    told = set(re.findall(r"`([A-Z]\w+)[(`]", (reference / "events.md").read_text(encoding="utf-8")))
+    assert set(events.__all__) - {"Event"} <= told
+
+
 def test_the_page_of_options_has_them_all_with_their_defaults() -> None:
     from milepost.options import Options, RunOptions
 

@@ -47,7 +47,7 @@ def cli(context: click.Context) -> None:
         context.exit(USAGE)
 
 
-class _Deferred(click.Command):
+class Deferred(click.Command):
     """A command that is imported when it is called. To list it takes only its name and its summary."""
 
     def __init__(self, name: str, home: str, summary: str) -> None:
@@ -96,7 +96,7 @@ for _name, _home, _summary in (
     ("watch", "looking:watch", "Follow a run to its end, whoever executes it."),
     ("worker", "working:worker", "Execute runs that were started, are due, or lost their process."),
 ):
-    cli.add_command(_Deferred(_name, _home, _summary))
+    cli.add_command(Deferred(_name, _home, _summary))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
