@@ -24,11 +24,11 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, TypedDict
 
 import msgspec
 
-from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError, shown
+from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError, StoreError, shown
 from milepost.model.ids import SYSTEM, Clock, this_process
 from milepost.model.ranges import MOST, Count, Ranges
 from milepost.model.record import FORKED_FROM, Record
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, RunInfo, RunPage, Wait
     from milepost.model.live import LiveBatch, LiveEvent, Place
     from milepost.model.upkeep import Pruned, Retention, Stats, VerifyReport
+    from milepost.model.workers import SchedulePause, WorkerInfo
 
 __all__ = [
     "ENDED",
@@ -636,6 +637,44 @@ class Store(abc.ABC):
         An event that was changed by somebody without the store's keys is left out.
         """
         return []
+
+    # -- workers and schedules -------------------------------------------------------------------------
+
+    def beat(self, info: WorkerInfo) -> None:  # noqa: B027 - a store need not keep beats
+        """Keep what a worker tells of itself in place of what it told before, with the store's time, for 24 hours.
+
+        A worker calls this every 15 seconds. It need not survive a crash, and waits for no lock of the journal.
+        """
+
+    def workers(self) -> tuple[WorkerInfo, ...] | None:
+        """Return the workers that have beaten in the last 24 hours, by the time at which they started.
+
+        None: nobody can tell. So does a store that keeps no beats, and one that is opened to read only and has none.
+        What was changed by somebody without the store's keys is left out.
+        """
+        return None
+
+    def pause_schedule(self, name: str, *, by: str | None = None) -> None:
+        """Have no worker start runs by the schedule `name`, whether a worker has it or not, until it is resumed.
+
+        Times that pass meanwhile are not made up for. `by` says who asks. `StoreError`: the store keeps no pauses.
+        """
+        self._refuse_pauses("pause_schedule")
+
+    def resume_schedule(self, name: str, *, by: str | None = None) -> None:
+        """Have workers start runs by the schedule `name` again, from its next time on; nothing if it is not paused."""
+        self._refuse_pauses("resume_schedule")
+
+    def paused_schedules(self) -> Mapping[str, SchedulePause]:
+        """Return the schedules that are paused, by name. A worker asks before it starts a run that is due."""
+        return {}
+
+    def _refuse_pauses(self, op: str) -> NoReturn:
+        raise StoreError(
+            f"the store {self.place} keeps no pauses of schedules: leave the schedule out of the worker's code",
+            store=self.place,
+            op=op,
+        )
 
     # -- views: by run and node, and bytes -----------------------------------------------------------
 

@@ -59,6 +59,8 @@ UNUSED = {
 NOT_PROVEN = UNUSED | {
     *named("runs", "run_id flow tags created_at updated_at owner epoch lease_until worked signals"),
     *named("run_tags", "name value run tag"),
+    *named("workers", "name time body"),
+    *named("paused_schedules", "name time body"),
     *named("records", "run sequence header packing"),
     *named("signals", "run number payload"),
     *named("commit", "row due signals is_deleted"),

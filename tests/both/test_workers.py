@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -606,6 +607,37 @@ def test_a_cancelled_run_frees_its_slot(medium):
     assert "cancelled" == handle.info().status
 
 
+# -- beats -----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_tells_of_itself_every_15_seconds(medium, clock):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "nightly")
+    engine = Engine(store, flows=[graph], clock=clock)
+    begun = clock.now()
+    with engine.worker(concurrency=3) as worker:
+        until(lambda: clock.sleepers >= 1)
+        (info,) = engine.workers()
+        assert (os.getpid(), begun, begun, 3, 0) == (info.pid, info.started, info.beat, info.concurrency, info.running)
+        assert ({"nightly": graph.fingerprint}, {}, ()) == (info.flows, info.refused, info.schedules)
+        worker.refused |= {f"r{number}": "x" * 600 for number in range(30)}
+        clock.advance(14)
+        until(lambda: clock.advance(0.1) or store.workers()[0].refused)
+    (told,) = store.workers()
+    assert timedelta(seconds=15) <= told.beat - begun <= timedelta(seconds=20)
+    assert ([f"r{number}" for number in range(20)], {500}) == ([*told.refused], {*map(len, told.refused.values())})
+    assert info.name == told.name
+
+
+def test_a_worker_whose_store_takes_no_beats_goes_on(store, monkeypatch):
+    graph = one(aplus, "nightly")
+    engine = Engine(store, flows=[graph])
+    monkeypatch.setattr(store, "beat", lambda info: 1 / 0)
+    handle = engine.start(graph, Count())
+    engine.worker().run(until_idle=True)
+    assert (Count(1), ()) == (handle.result(), store.workers())
+
+
 # -- schedules -----------------------------------------------------------------------------------------------
 
 
@@ -678,6 +710,30 @@ def test_after_a_standstill_the_newest_time_alone_is_started_and_the_others_are_
     assert ["9 times before run 'job@2026-03-01T06:10:00Z' left out"] == [
         record.getMessage().partition("in time: ")[2] for record in caplog.records if "in time" in record.getMessage()
     ]
+
+
+def test_a_paused_schedule_starts_nothing_and_makes_up_for_nothing(medium, clock, caplog):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "hourly")
+    engine = Engine(store, flows=[graph], clock=clock)
+    clock.set(datetime(2026, 3, 1, 5, 30, tzinfo=UTC))
+    engine.pause_schedule("job", by="ann")
+    assert "ann" == engine.paused_schedules()["job"].by
+    with caplog.at_level("INFO"), engine.worker().every("job", graph.bind(Count()), "0 * * * *"):
+        until(lambda: clock.sleepers >= 1)
+        clock.advance(hours=1)
+        until(lambda: clock.advance(1) or "run 'job@2026-03-01T06:00:00Z' is left out" in caplog.text)
+        assert [] == started(store)
+        engine.resume_schedule("job", by="bea")
+        clock.advance(minutes=10)
+        clock.advance(minutes=40)
+        until(lambda: clock.advance(1) or started(store))
+        until(lambda: clock.advance(1) or store.workers()[0].schedules[0].last_run_id)
+    assert ["job@2026-03-01T07:00:00Z"] == started(store)
+    assert "schedule 'job' of memory:// goes on, by 'bea'" in caplog.text or store.place != "memory://"
+    (schedule,) = store.workers()[0].schedules
+    assert ("job", "hourly", "0 * * * *", "UTC") == (schedule.name, schedule.flow, schedule.cron, schedule.tz)
+    assert ("job@2026-03-01T07:00:00Z", 8) == (schedule.last_run_id, schedule.next_at.hour)
 
 
 def test_a_schedule_that_another_worker_has_with_another_input_keeps_no_run_waiting(medium, clock, caplog):

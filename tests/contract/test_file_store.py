@@ -12,6 +12,7 @@ from milepost.testing import StoreContract
 
 class TestFileStore(StoreContract):
     keeps_live = True
+    keeps_beats = True
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return FileStore(tmp_path / "runs", clock=clock)

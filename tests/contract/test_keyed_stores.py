@@ -37,6 +37,7 @@ class InMemory:
     is_shared_between_processes = False
     lease_has_end = False
     keeps_live = True
+    keeps_beats = True
     keys: Any
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
@@ -47,6 +48,7 @@ class KeyedContract(ViewContract, JournalContract, SignalContract, LiveContract)
     """The chapters on what a key changes: records, the views of them, signals, live events."""
 
     keeps_live = True
+    keeps_beats = True
 
 
 class TestRecordsAndSignalsOfAKeyedStore(InMemory, KeyedContract):

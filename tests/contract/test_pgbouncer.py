@@ -48,6 +48,7 @@ def pooled(pooler: PgBouncer, postgres: str) -> str:
 class Pooled:
     runs_statements = True
     keeps_live = True
+    keeps_beats = True
     placeholder = "%s"
 
     @pytest.fixture(autouse=True)

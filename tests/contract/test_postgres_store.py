@@ -17,6 +17,7 @@ from postgres_server import Database
 class TestPostgresStore(StoreContract):
     runs_statements = True
     keeps_live = True
+    keeps_beats = True
     placeholder = "%s"
 
     @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ class TestMemoryStore(StoreContract):
     is_shared_between_processes = False
     lease_has_end = False
     keeps_live = True
+    keeps_beats = True
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return MemoryStore(clock=clock)
@@ -26,6 +27,7 @@ class TestMemoryStore(StoreContract):
 class TestSQLiteStore(StoreContract):
     runs_statements = True
     keeps_live = True
+    keeps_beats = True
 
     def make_store(self, tmp_path: Path, clock: Clock) -> Store:
         return SQLiteStore(tmp_path / "runs.db", clock=clock)

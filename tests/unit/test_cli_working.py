@@ -13,6 +13,7 @@ from workshop_calls import STORE, Workshop, shop, workshop
 
 from milepost import SQLiteStore
 from milepost.model.info import Wait
+from milepost.model.workers import ScheduleInfo, WorkerInfo
 from milepost.store import Release
 from milepost.testing.tables import trying
 
@@ -369,3 +370,43 @@ def test_an_engine_may_forbid_what_the_command_line_asks(workshop: Workshop) -> 
     assert 1 == workshop.call("cancel", "a", *APP).code
     assert 1 == workshop.call("signal", "a", "paid", *APP).code
     assert "ready" == workshop.status("a")
+
+
+# -- workers and schedules ---------------------------------------------------------------------------------
+
+
+def test_workers_and_their_schedules_are_listed(workshop: Workshop) -> None:
+    assert 3 == workshop.call("workers", *STORE).code
+    workshop.start("fine")
+    told = workshop.call("workers", *STORE)
+    assert (0, True) == (told.code, told.out.startswith("not known"))
+    assert {"workers": None} == workshop.call("workers", "--json", *STORE).json
+    assert {"schedules": None} == workshop.call("schedules", "--json", *STORE).json
+    workshop.call("worker", "--until-idle", "--concurrency", "3", *APP)
+    (shown,) = workshop.call("workers", "--json", *STORE).json["workers"]
+    assert (3, [], {}) == (shown["concurrency"], shown["schedules"], shown["refused"])
+    assert "orders" in shown["flows"]
+    header, row = workshop.call("workers", *STORE).out.splitlines()
+    assert ["worker", "beat", "runs", "flows", "refused"] == header.split()
+    assert (True, True) == (row.startswith(shown["name"]), "0 of 3" in row)
+    assert "no worker has a schedule\n" == workshop.call("schedules", *STORE).out
+
+
+def test_schedules_are_paused_and_resumed(workshop: Workshop) -> None:
+    workshop.start("fine")
+    now = datetime.now(UTC)
+    schedule = ScheduleInfo("nightly", "orders", "0 3 * * *", "Europe/Berlin", now, "nightly@1")
+    with SQLiteStore("runs.db") as store:
+        store.beat(WorkerInfo("w", "host", 1, now, now, {"orders": "f"}, 10, 0, schedules=(schedule,)))
+    assert "paused nightly\n" == workshop.call("schedules", "pause", "nightly", "--by", "ann", *STORE).out
+    assert 0 == workshop.call("schedules", "pause", "weekly", *STORE).code
+    header, nightly, weekly = workshop.call("schedules", *STORE).out.splitlines()
+    assert ["schedule", "flow", "cron", "zone", "next", "last", "run", "paused"] == header.split()
+    assert (True, True) == ("nightly@1" in nightly and "by ann" in nightly, weekly.startswith("weekly"))
+    first, second = workshop.call("schedules", "--json", *STORE).json["schedules"]
+    assert ("0 3 * * *", "ann", None) == (first["cron"], first["paused"]["by"], second["paused"]["by"])
+    answer = workshop.call("schedules", "resume", "nightly", "--json", *STORE)
+    assert (0, {"schedule": "nightly", "outcome": "resumed"}) == (answer.code, answer.json)
+    assert ["weekly"] == [
+        shown["name"] for shown in workshop.call("schedules", "--json", *STORE).json["schedules"] if shown["paused"]
+    ]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from milepost import FileStore, SQLiteStore, Store
+from milepost.errors import StoreError
 from milepost.model.live import LiveBatch, LiveEvent
+from milepost.model.workers import WorkerInfo
 from milepost.stores.file.live import LiveFolder
 from milepost.stores.sqlite.live import LiveFile
 from milepost.testing import FakeClock
@@ -48,6 +51,38 @@ def test_live_events_of_an_encrypted_store_can_be_read_by_nobody_else(kind: type
         with open_at(kind, path) as plain:
             put(plain, live(3))
         assert [live(1), live(2)] == store.read_live("r")
+
+
+@pytest.mark.parametrize("kind", [SQLiteStore, FileStore])
+def test_what_workers_tell_an_encrypted_store_can_be_read_and_changed_by_nobody_else(
+    kind: type[Store], tmp_path: Path
+) -> None:
+    path, now = tmp_path / "runs", FakeClock().now()
+    info = WorkerInfo("secret worker", "host", 1, now, now, {"plan": "sha256:1"}, 10, 0)
+    with open_at(kind, path, **KEYS) as store, open_at(kind, path) as plain:
+        store.beat(info)
+        store.pause_schedule("nightly", by="the planner")
+        assert ((info,), ["nightly"]) == (store.workers(), [*store.paused_schedules()])
+        assert ((), {}) == (plain.workers(), plain.paused_schedules())
+        kept = [file.read_bytes() for file in (path, *tmp_path.rglob("*")) if file.is_file()]
+        assert not [data for data in kept if b"sha256:1" in data or b"planner" in data]
+        plain.beat(replace(info, name="forged"))
+        plain.pause_schedule("forged")
+        assert ((info,), ["nightly"]) == (store.workers(), [*store.paused_schedules()])
+        plain.pause_schedule("nightly")
+        assert {} == store.paused_schedules()
+    with open_at(kind, path, read_only=True, **KEYS) as looking:
+        assert (info,) == looking.workers()
+        for change in (lambda: looking.beat(info), lambda: looking.resume_schedule("nightly")):
+            with pytest.raises(StoreError, match="read only"):
+                change()
+
+
+@pytest.mark.parametrize("kind", [SQLiteStore, FileStore])
+def test_nobody_can_tell_who_works_on_a_store_that_is_only_looked_at(kind: type[Store], tmp_path: Path) -> None:
+    open_at(kind, tmp_path / "runs").close()
+    with open_at(kind, tmp_path / "runs", read_only=True) as looking:
+        assert (None, {}) == (looking.workers(), looking.paused_schedules())
 
 
 def test_a_damaged_file_of_live_events_is_begun_anew(tmp_path: Path) -> None:

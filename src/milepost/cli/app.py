@@ -87,6 +87,7 @@ for _name, _home, _summary in (
     ("retry", "running:retry", "Run again what failed, with fresh attempts."),
     ("run", "running:run", "Run a flow and record it."),
     ("runs", "listing:runs", "List runs, newest first."),
+    ("schedules", "workers:schedules", "List the schedules of the workers; pause one, or have it go on."),
     ("show", "looking:show", "Show where a run stands, and why."),
     ("signal", "sending:signal", "Send a run a signal."),
     ("start", "sending:start", "Record a run for a worker to take up, and print its id."),
@@ -95,6 +96,7 @@ for _name, _home, _summary in (
     ("verify", "keeping:verify", "Check all records of a run, or with --all of all runs."),
     ("watch", "looking:watch", "Follow a run to its end, whoever executes it."),
     ("worker", "working:worker", "Execute runs that were started, are due, or lost their process."),
+    ("workers", "workers:workers", "List the workers of the last 24 hours."),
 ):
     cli.add_command(Deferred(_name, _home, _summary))
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, RunPage
     from milepost.model.results import WorkflowResult
     from milepost.model.upkeep import Cancelled, Requeued
+    from milepost.model.workers import SchedulePause, WorkerInfo
     from milepost.options import CheckedOptions, FullOptions, OutputOptions
 
 __all__ = ["Authorize", "Bound", "Engine", "Verbs"]
@@ -703,6 +704,38 @@ class Engine:
     async def ahistory(self, run_id: str) -> list[CheckpointInfo]:
         """Await the visits: the async form of `history`."""
         return cast("list[CheckpointInfo]", await self._ask("history", run_id))
+
+    def workers(self) -> tuple[WorkerInfo, ...] | None:
+        """Return the workers that work on the store, also those that have ended in the last 24 hours; see `Store.workers`."""
+        return self.store.workers()
+
+    async def aworkers(self) -> tuple[WorkerInfo, ...] | None:
+        """Await the workers: the async form of `workers`."""
+        return cast("tuple[WorkerInfo, ...] | None", await self._ask("workers"))
+
+    def pause_schedule(self, name: str, *, by: str | None = None) -> None:
+        """Have no worker start runs by the schedule `name` until it is resumed; see `Store.pause_schedule`."""
+        self.store.pause_schedule(name, by=by)
+
+    async def apause_schedule(self, name: str, *, by: str | None = None) -> None:
+        """Await the pause: the async form of `pause_schedule`."""
+        await self._ask("pause_schedule", name, by=by)
+
+    def resume_schedule(self, name: str, *, by: str | None = None) -> None:
+        """Have workers start runs by the schedule `name` again, from its next time on."""
+        self.store.resume_schedule(name, by=by)
+
+    async def aresume_schedule(self, name: str, *, by: str | None = None) -> None:
+        """Await the end of the pause: the async form of `resume_schedule`."""
+        await self._ask("resume_schedule", name, by=by)
+
+    def paused_schedules(self) -> Mapping[str, SchedulePause]:
+        """Return the schedules that are paused, by name."""
+        return self.store.paused_schedules()
+
+    async def apaused_schedules(self) -> Mapping[str, SchedulePause]:
+        """Await the schedules: the async form of `paused_schedules`."""
+        return cast("Mapping[str, SchedulePause]", await self._ask("paused_schedules"))
 
     def delete_run(self, run_id: str, *, force: bool = False) -> None:
         """Delete all data of a run. Raises `RunLockedError` while somebody executes it, unless `force`."""

@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from milepost.errors import MissingExtraError, OptionError, shown
+from milepost.model.workers import ScheduleInfo
 from milepost.store import check_run_id
 from milepost.verbs import Bound
 
@@ -24,6 +25,9 @@ class Schedule:
             ) from exc
         self.name = name
         self.flow = flow
+        self.cron, self.tz = cron, tz
+        self.last_run_id: str | None = None
+        """The run that was started last by this schedule."""
         self._due = datetime.max.replace(tzinfo=UTC)
         check_run_id(self.run_id if isinstance(name, str) else name)
         for option, text in (("cron", cron), ("tz", tz)):
@@ -66,6 +70,12 @@ class Schedule:
             self.advance()
             missed += 1
         return missed
+
+    def info(self) -> ScheduleInfo:
+        """Return what people see of the schedule."""
+        return ScheduleInfo(
+            self.name, self.flow.flow.name, self.cron, self.tz, self._due.astimezone(UTC), self.last_run_id
+        )
 
     @property
     def due_at(self) -> float:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import platform
 import random
 import threading
 from collections import Counter
@@ -39,10 +41,11 @@ from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained
 from milepost.executor.resume import REFUSED
 from milepost.model.failure import describe, failure_fields, is_cancellation
-from milepost.model.ids import Clock
+from milepost.model.ids import Clock, new_nonce, this_process
 from milepost.model.info import RunInfo
 from milepost.model.retry import as_seconds
 from milepost.model.tracebacks import fold_frames
+from milepost.model.workers import BEAT_SECONDS, LONGEST_REASON, MOST_REFUSED, SchedulePause, WorkerInfo
 from milepost.options import Options
 from milepost.store import RunRow, Store, Token
 from milepost.verbs import Bound, InputVerbs, Job, Verbs
@@ -157,6 +160,9 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
+        self._name = ""
+        self._started = self._beaten_at = 0.0
+        """When the worker began, and when it last told of itself."""
 
     def every(self, name: str, flow: Bound[Any] | Verbs[Any], cron: str, *, tz: str = "UTC") -> Self:
         """Start a run of `flow` at each time of `cron` (five fields) in the zone `tz`, and return the worker itself.
@@ -288,8 +294,11 @@ class Worker:
         assert self._wake is not None
         tidied_at, knows_refused = self._now(), False
         self._begin_schedules()
+        self._name = f"{platform.node()}:{this_process().pid}:{new_nonce()[:8]}"
+        self._started, self._beaten_at = self._now(), -math.inf
         while not self._is_stopping:
             self._wake.clear()
+            await self._beat()
             claims = 0
             # A limit may have kept runs waiting. They are looked for once more after the runs that held them up, even
             # if these end meanwhile.
@@ -326,7 +335,31 @@ class Worker:
             return min(self.poll * 2.0 ** min(self._failures, 64), LONGEST_PAUSE)  # more has no float
         pause = self.poll * random.uniform(0.75, 0.95)  # noqa: S311 - spreads load, guards nothing
         due = [schedule.due_at - self._now() for schedule in self._schedules.values()]
-        return max(0.0, min([pause, *due]))
+        return max(0.0, min([pause, self._beaten_at + BEAT_SECONDS - self._now(), *due]))
+
+    async def _beat(self) -> None:
+        """Tell the store of this worker, if it is time. Nothing depends on it: a failure is only logged."""
+        now = self._now()
+        if 0 <= now - self._beaten_at < BEAT_SECONDS:
+            return
+        self._beaten_at = now
+        info = WorkerInfo(
+            name=self._name,
+            host=platform.node(),
+            pid=this_process().pid,
+            started=datetime.fromtimestamp(self._started, UTC),
+            beat=datetime.fromtimestamp(now, UTC),
+            flows={name: flow.fingerprint for name, flow in self.flows.items()},
+            concurrency=self.concurrency,
+            running=len(self._running),
+            refused={run_id: self.refused[run_id][:LONGEST_REASON] for run_id in [*self.refused][:MOST_REFUSED]},
+            schedules=tuple(schedule.info() for schedule in self._schedules.values()),
+        )
+        routine: Routine[None] = ask(self.engine.store, "beat", info)
+        try:
+            await AsyncDriver(self._clock).run(routine)
+        except MilepostError as exc:
+            logger.debug("a worker could not tell %s of itself: %s", self.engine.store.place, exc)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for that long, or until something happens."""
@@ -591,8 +624,14 @@ class Worker:
                         "schedule %r was not looked at in time: %s before run %r left out",
                         schedule.name, left, schedule.run_id,
                     )  # fmt: skip
+                paused: Routine[Mapping[str, SchedulePause]] = ask(self.engine.store, "paused_schedules")
+                if schedule.name in await AsyncDriver(self._clock).run(paused):
+                    logger.info("schedule %r is paused: run %r is left out", schedule.name, schedule.run_id)
+                    schedule.advance()
+                    continue
                 try:
                     await self.engine.astart(schedule.flow, run_id=schedule.run_id, if_exists="return")
+                    schedule.last_run_id = schedule.run_id
                 except StoreClosedError:
                     raise
                 except MilepostError as exc:

@@ -23,6 +23,7 @@ from milepost.stores.base.fence import Row
 from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Note, RecordEntry, RowFilters, StatusCount, Transaction, Walk, matches
+from milepost.stores.base.workers import MemoryWorkerShelf
 
 
 class _Run(msgspec.Struct):
@@ -56,6 +57,7 @@ class MemoryStore(Runs):
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._keep_live_in(MemoryShelf())
+        self._worker_shelf = MemoryWorkerShelf()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -98,6 +100,7 @@ class MemoryStore(Runs):
         if is_child:
             self._lock = threading.Lock()
             self._keep_live_in(MemoryShelf())
+            self._worker_shelf = MemoryWorkerShelf()
         else:
             self._lock.release()
 

@@ -60,9 +60,9 @@ from milepost.stores.base.deltas import SMALLEST, Base, Bases
 from milepost.stores.base.encryption import keeper_of
 from milepost.stores.base.fence import Row, TokenState, why
 from milepost.stores.base.links import Chaining, Links
-from milepost.stores.base.live import LiveStore
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict
+from milepost.stores.base.workers import WorkerStore
 
 if TYPE_CHECKING:
     from milepost.model.info import RunInfo
@@ -86,7 +86,7 @@ class _Unclaimable(Exception):
         self.run_id = run_id
 
 
-class OwnerStore(LiveStore):
+class OwnerStore(WorkerStore):
     """A store of rows and journals under the fence. A backend adds `_read`, `_write` and `close`."""
 
     can_encrypt = True

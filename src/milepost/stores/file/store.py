@@ -35,6 +35,7 @@ from milepost.stores.file.fs import Attempts, Files, Leases, Locks, read_regular
 from milepost.stores.file.live import LiveFolder
 from milepost.stores.file.log import Logs
 from milepost.stores.file.transaction import FileTransaction
+from milepost.stores.file.workers import WorkerFolder
 from milepost.stores.file.write import Change, StoreParts, write
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class FileStore(Runs):
                 self._files.sweep()
         self._live_folder = LiveFolder(f"{own}/live")
         self._keep_live_in(self._live_folder)
+        self._worker_shelf = WorkerFolder(own, self._files, self._failing_as)
 
     def __repr__(self) -> str:
         return f"FileStore({self.place!r})"

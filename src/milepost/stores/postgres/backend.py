@@ -19,6 +19,7 @@ from milepost.model.ids import SYSTEM
 from milepost.store import StoreOptions
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, WriteConflict
+from milepost.stores.base.workers import WorkerTables
 from milepost.stores.postgres import schema as postgres_schema
 from milepost.stores.postgres.clock import ServerClock
 from milepost.stores.postgres.connection import Link, Preparing, is_lost_statement
@@ -100,7 +101,9 @@ class PostgresBackend(Runs):
             self.close()
             raise
         connections.place = self._renewing.place = self.place
-        self._keep_live_in(LiveTable(lambda op, question: self._ask(op, self._connections, question), self._tables))
+        live = LiveTable(lambda op, question: self._ask(op, self._connections, question), self._tables)
+        self._keep_live_in(live)
+        self._worker_shelf = WorkerTables(live.execute, live.execute, "{workers}", "{paused_schedules}")
 
     def close(self) -> None:
         self.flush_live()

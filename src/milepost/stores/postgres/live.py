@@ -52,26 +52,26 @@ class LiveTable:
         rows = [(run_id, *astuple(event)) for run_id, events, _ in batches for event in events]
         forgotten = [(run_id, *place) for run_id, _, place in batches if place[1]]
         if rows:
-            self._execute("write_live", _PUT, [list(column) for column in zip(*rows, strict=True)])
+            self.execute("write_live", _PUT, [list(column) for column in zip(*rows, strict=True)])
         if forgotten:
-            self._execute("write_live", _FORGET, [list(column) for column in zip(*forgotten, strict=True)])
+            self.execute("write_live", _FORGET, [list(column) for column in zip(*forgotten, strict=True)])
 
     def get(self, run_id: str, after: Place, limit: int) -> list[LiveEvent]:
         """Return events above `after`."""
-        return [LiveEvent(*values) for values in self._execute("read_live", _GET, (run_id, *after, limit))]
+        return [LiveEvent(*values) for values in self.execute("read_live", _GET, (run_id, *after, limit))]
 
     def sweep(self, before: float, most_bytes: int) -> None:
         """Delete old events."""
-        self._execute("write_live", "DELETE FROM {live_events} WHERE time < %s", (before,))
-        sizes = {run_id: (time, int(size)) for run_id, time, size in self._execute("write_live", _SIZES, ())}
+        self.execute("write_live", "DELETE FROM {live_events} WHERE time < %s", (before,))
+        sizes = {run_id: (time, int(size)) for run_id, time, size in self.execute("write_live", _SIZES, ())}
         if gone := beyond(sizes, most_bytes):
-            self._execute("write_live", "DELETE FROM {live_events} WHERE run_id = ANY(%s)", (gone,))
+            self.execute("write_live", "DELETE FROM {live_events} WHERE run_id = ANY(%s)", (gone,))
 
     def drop(self, run_id: str) -> None:
         """Delete the events of a run."""
-        self._execute("write_live", "DELETE FROM {live_events} WHERE run_id = %s", (run_id,))
+        self.execute("write_live", "DELETE FROM {live_events} WHERE run_id = %s", (run_id,))
 
-    def _execute(self, op: str, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def execute(self, op: str, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Execute a statement of its own, and return its rows."""
         statement = self._tables(query)
 

@@ -19,7 +19,7 @@ from milepost.stores.postgres.driver import psycopg, sql
 from milepost.stores.postgres.pool import open_connection
 from milepost.stores.postgres.timing import CallTimer
 
-VERSION = 8
+VERSION = 9
 SCHEMA = "milepost"
 
 _OLDEST_SERVER = 13
@@ -154,7 +154,7 @@ SELECT 'the rule ' || quote_ident(rulename) || ' of the table ' || relname FROM 
 JOIN ours ON ev_class = ours.oid
 """
 """Name what is not to be trusted: who owns the schema, a table or the function of our triggers, or what acts on a table."""
-_OWN_TABLES = ["migrations", "runs", "records", "signals", "run_tags", "live_events"]
+_OWN_TABLES = ["migrations", "runs", "records", "signals", "run_tags", "live_events", "workers", "paused_schedules"]
 _OWN_TRIGGERS = ["run_tags_begin", "run_tags_change", "run_tags_end"]
 
 

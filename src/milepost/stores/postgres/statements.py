@@ -241,7 +241,7 @@ class Tables:
     """The tables of one schema, and statements about them."""
 
     def __init__(self, schema: str) -> None:
-        names = ("runs", "records", "signals", "run_tags", "live_events")
+        names = ("runs", "records", "signals", "run_tags", "live_events", "workers", "paused_schedules")
         self._names = {name: sql.Identifier(schema, name) for name in names}
         self._statements: dict[str, bytes] = {}
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import astuple
 
@@ -39,6 +39,9 @@ CREATE TABLE live_events (
     body BLOB NOT NULL,
     PRIMARY KEY (run_id, epoch, number)
 ) WITHOUT ROWID
+"""
+_WORKERS = """
+CREATE TABLE IF NOT EXISTS workers (name TEXT PRIMARY KEY, time REAL NOT NULL, body BLOB NOT NULL) WITHOUT ROWID
 """
 _GET = """
 SELECT epoch, number, follows, time, node_id, visit, attempt, body FROM live_events
@@ -106,6 +109,30 @@ class LiveFile:
         """Delete the events of a run."""
         if os.path.exists(self._path):
             self._write(lambda connection: connection.execute("DELETE FROM live_events WHERE run_id = ?", (run_id,)))
+
+    def execute(self, query: str, values: Sequence[Any]) -> list[Any]:
+        """Execute one statement about workers, whose table is in this file too, and return its rows."""
+        if query.startswith("SELECT"):
+            try:
+                with self._lock:
+                    connection = self._open()
+                    return [] if connection is None else connection.execute(query, values).fetchall()
+            except sqlite3.DatabaseError:  # as in `get`
+                return []
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(_WORKERS)
+            connection.execute(query, values)
+
+        try:
+            self._write(write)
+        except sqlite3.OperationalError:
+            self._write(write)
+        except sqlite3.DatabaseError:
+            if not self._remove_damaged():
+                raise
+            self._write(write)
+        return []
 
     def close(self) -> None:
         """Close the connection. It is opened again when it is needed."""

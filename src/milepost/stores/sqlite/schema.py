@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
 
-VERSION = 7
+VERSION = 8
 BUSY_SECONDS = 10.0
 """Seconds that any statement waits for the lock of a file before it fails."""
 
@@ -127,6 +127,13 @@ CREATE TABLE signals (
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX signals_by_id ON signals (run, signal_id) WHERE signal_id IS NOT NULL;
 
+-- Schedules that are paused, which no worker starts.
+CREATE TABLE paused_schedules (
+    name TEXT PRIMARY KEY,
+    time REAL NOT NULL,
+    body BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE VIEW journal (run_id, sequence, kind, node_id, visit, timestamp, size, header) AS
 SELECT runs.run_id, records.sequence, kind, node_id, visit,
     json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
@@ -171,6 +178,8 @@ _STEPS = {
     4: "ALTER TABLE signals ADD COLUMN sent_by TEXT;",
     5: "ALTER TABLE runs ADD COLUMN seal TEXT NOT NULL DEFAULT '';",
     6: "CREATE INDEX IF NOT EXISTS runs_by_creation ON runs (created_at);",
+    7: "CREATE TABLE IF NOT EXISTS paused_schedules (name TEXT PRIMARY KEY, time REAL NOT NULL, body BLOB NOT NULL) "
+    "STRICT, WITHOUT ROWID;",
 }
 """For each version, the statements that turn its tables into the next version's."""
 

@@ -30,6 +30,7 @@ from milepost.stores.base.group_commit import GroupCommit
 from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.owner import has_statements
 from milepost.stores.base.store import Runs, save_from_outside
+from milepost.stores.base.workers import MemoryWorkerShelf, WorkerTables
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.live import LiveFile
 from milepost.stores.sqlite.transaction import SQLiteTransaction
@@ -114,6 +115,10 @@ class SQLiteStore(Runs):
         if not self._is_memory:
             self._live_file = LiveFile(f"{self.place}-live", is_read_only=self.is_read_only)
         self._keep_live_in(self._live_file or MemoryShelf())
+        if self._live_file is None:
+            self._worker_shelf = MemoryWorkerShelf()
+        else:
+            self._worker_shelf = WorkerTables(self._beat_by, self._pause_by)
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.place!r})"
@@ -130,6 +135,18 @@ class SQLiteStore(Runs):
         self._unmoved = 0
         """The approximate number of bytes that this process has put into the log since it was
         last moved into the database."""
+
+    # -- workers and schedules ---------------------------------------------------------------------
+
+    def _beat_by(self, op: str, query: str, values: Sequence[Any]) -> builtins.list[Any]:
+        """Execute a statement in the file beside the database, which is written without syncs and has locks of its own."""
+        assert self._live_file is not None
+        with self._failing_as(op):
+            return self._live_file.execute(query, values)
+
+    def _pause_by(self, op: str, query: str, values: Sequence[Any]) -> builtins.list[Any]:
+        with self._read(op) if query.startswith("SELECT") else self._write(op) as tx:
+            return tx._fetch(query, values)
 
     # -- connections -------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ _CHAPTERS = (
     "retention",
     "moving",
     "live",
+    "workers",
     "processes",
 )
 # This precedes the import, so that a failed assert shows its values as in any test module.
@@ -40,6 +41,7 @@ from milepost.testing.contract.records import JournalContract, LargeContract, La
 from milepost.testing.contract.retention import KeepingContract, ThinningContract  # noqa: E402
 from milepost.testing.contract.views import IDContract, SeedContract, ViewContract  # noqa: E402
 from milepost.testing.contract.waiting import CancelContract, DueContract, SignalContract  # noqa: E402
+from milepost.testing.contract.workers import WorkerContract  # noqa: E402
 
 __all__ = ["StoreContract"]
 
@@ -63,6 +65,7 @@ class StoreContract(
     KeepingContract,
     MovingContract,
     LiveContract,
+    WorkerContract,
     ClosingContract,
     ThreadContract,
     ProcessContract,

@@ -52,6 +52,9 @@ class StoreUnderTest:
     keeps_live: ClassVar[bool] = False
     """True if `write_live` keeps live events for other processes."""
 
+    keeps_beats: ClassVar[bool] = False
+    """True if `beat` keeps what workers tell, and schedules can be paused."""
+
     runs_statements: ClassVar[bool] = False
     """True if an append may have statements. Then `query` reads what they wrote."""
 
