@@ -32,7 +32,7 @@ from milepost.errors import InvalidIDError, OptionError, RunIDRequiredError, Sto
 from milepost.model.ids import SYSTEM, Clock, this_process
 from milepost.model.ranges import MOST, Count, Ranges
 from milepost.model.record import FORKED_FROM, Record
-from milepost.model.seal import Seals
+from milepost.model.seal import Seals, seals_of_exports
 
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo, RunInfo, RunPage, Wait
@@ -458,11 +458,13 @@ class Store(abc.ABC):
         self.seals = Seals(
             signing_key, allow_unsealed=allow_unsealed, encryption_ids=tuple(encryption_key) if encryption_key else ()
         )
+        self.export_seals = seals_of_exports(self.seals, encryption_key, allow_plain=allow_plain)
+        """The seals that prove a whole export."""
 
     def _take_options(self, other: Store) -> None:
         """Take the keys, the retention and the clock of another store instead of its own, before anything is done."""
         self.clock, self.entropy = other.clock, other.entropy
-        self.retention, self.seals = other.retention, other.seals
+        self.retention, self.seals, self.export_seals = other.retention, other.seals, other.export_seals
 
     def draw_entropy(self) -> str | None:
         """Draw the 128 random bits of a start record, as 32 hex digits; None: its run draws its numbers from its id."""

@@ -68,7 +68,15 @@ def fork(
         amendment = yield from _amendment(run, prefix, point, node_id)
     missed = content_of(point)[0].get("missed") or ()
     lines = lines_of_fork(
-        prefix, store.seals, into.clock.time(), missed, amendment, ready=ready, by=by, entropy=into.draw_entropy()
+        prefix,
+        store.seals,
+        store.export_seals,
+        into.clock.time(),
+        missed,
+        amendment,
+        ready=ready,
+        by=by,
+        entropy=into.draw_entropy(),
     )
     try:
         yield from ask(into, "import_run", lines, run_id=new_run_id)

@@ -50,10 +50,14 @@ KEYED = "hmac-sha256:"
 """The beginning of a seal that was made with a key; the key's id follows."""
 
 SHORTEST_KEY = 16
+ENCRYPTION_KEY = 32
+"""Number of bytes of a key that encrypts."""
 _KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
 _BEFORE_STORED = b',"stored":"'
 _BEFORE_PREV = b',"prev":"'
+_TAIL = 1024
+"""Number of bytes at a header's end in which `link` stands, if it is there: a few fields of digests follow it."""
 _SEALED = -len(b',"seal":"sha256:"') - 64
 """The place, from the end, at which the seal begins in a header that is sealed without a key."""
 _AS_ENCODED = frozenset({"", UNPACKED})
@@ -153,7 +157,7 @@ def link_of(header: bytes | None) -> str:
     """Return the link of a record, from its header as it is stored."""
     if header is None:
         return ""
-    if b'"link":"' in header:
+    if header.rfind(b'"link":"', -_TAIL) >= 0:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             link = _decode_link(header + b"}").link
             if link is not None:
@@ -191,7 +195,7 @@ class Seals:
     `encryption_ids` are the ids of the store's encryption keys; errors about a record that stays encrypted need them.
     """
 
-    __slots__ = ("_encryption_ids", "_first", "_keys", "_prefix", "accepts_unsealed")
+    __slots__ = ("_encryption_ids", "_first", "_keys", "_prefix", "accepts_unsealed", "unsealed")
 
     def __init__(
         self,
@@ -199,6 +203,7 @@ class Seals:
         *,
         allow_unsealed: bool = False,
         encryption_ids: Collection[str] = (),
+        unsealed: Flaw = UNSEALED,
     ) -> None:
         keys = {} if signing_key is None else check_keys("signing_key", signing_key, shortest=SHORTEST_KEY)
         self._keys = {key_id: Code(secret) for key_id, secret in keys.items()}
@@ -207,6 +212,8 @@ class Seals:
         self.accepts_unsealed = allow_unsealed or not self._keys
         """True if records without a seal of a key are accepted."""
         self._encryption_ids = frozenset(encryption_ids)
+        self.unsealed = unsealed
+        """What is told of something without a seal of a key, where that is not accepted."""
 
     @property
     def is_keyed(self) -> bool:
@@ -271,7 +278,7 @@ class Seals:
         """Return the flaw of the seal of some bytes; None if it fits and is a seal that this store accepts."""
         if not seal.startswith(_KEYED):
             if not self.accepts_unsealed:
-                return UNSEALED
+                return self.unsealed
             expected = b"sha256:%s" % hashlib.sha256(content).hexdigest().encode()
             return None if hmac.compare_digest(expected, seal) else changed("the seal of its content", _shown(seal))
         key_id, _, code_text = seal[len(KEYED) :].decode("utf-8", "replace").partition(":")
@@ -403,6 +410,17 @@ class Seals:
         what = f"is encrypted with key {quoted}, which this store does not have"
         act = "add it to encryption_key" if self._encryption_ids else "open the store with encryption_key"
         return Flaw(what, "a key that decrypts it", act=act)
+
+
+def seals_of_exports(seals: Seals, encryption_key: Mapping[str, bytes] | None, *, allow_plain: bool) -> Seals:
+    """Return the seals of whole exports: those of the records, or in a store that only encrypts, seals of keys that are
+    derived from its own.
+    """
+    if seals.is_keyed or encryption_key is None:
+        return seals
+    keys = check_keys("encryption_key", encryption_key, shortest=ENCRYPTION_KEY, longest=ENCRYPTION_KEY)
+    derived = {key_id: hmac.new(key, b"milepost 1 export", "sha256").digest() for key_id, key in keys.items()}
+    return Seals(derived, allow_unsealed=allow_plain, unsealed=PLAIN)
 
 
 def changed(expected: str, found: str) -> Flaw:

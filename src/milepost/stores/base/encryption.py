@@ -33,7 +33,7 @@ from milepost.model.record import (
     Record,
     digest_of,
 )
-from milepost.model.seal import KEYED, PLAIN, UNSEALED, Code, Flaw, Seals, changed, check_keys
+from milepost.model.seal import ENCRYPTION_KEY, KEYED, PLAIN, UNSEALED, Code, Flaw, Seals, changed, check_keys
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import UnprovenRow
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 # Sources: NIST SP 800-38D on random nonces, RFC 5869 on HKDF
 
 
-KEY_SIZE = 32
 _NONCE_SIZE = 12
 
 
@@ -73,7 +72,7 @@ class KeyRing:
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        self._keys = check_keys("encryption_key", keys, shortest=KEY_SIZE, longest=KEY_SIZE)
+        self._keys = check_keys("encryption_key", keys, shortest=ENCRYPTION_KEY, longest=ENCRYPTION_KEY)
         self.key_id = next(iter(self._keys))
         """The id of the key that encrypts."""
         self._tools = _load()
@@ -105,8 +104,8 @@ class KeyRing:
 
     def _derived(self, key_id: str, run_id: str) -> _RunKeys:
         tools, info = self._tools, b"milepost 1\0" + run_id.encode()
-        both = tools.hkdf(tools.sha256(), 2 * KEY_SIZE, salt=None, info=info).derive(self._keys[key_id])
-        return _RunKeys(tools.cipher(both[:KEY_SIZE]), Code(both[KEY_SIZE:]))
+        both = tools.hkdf(tools.sha256(), 2 * ENCRYPTION_KEY, salt=None, info=info).derive(self._keys[key_id])
+        return _RunKeys(tools.cipher(both[:ENCRYPTION_KEY]), Code(both[ENCRYPTION_KEY:]))
 
 
 class _Tools(msgspec.Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 The first line is the run's row. Its records follow in order: each as its envelope; as its header and the bytes
 of its state, if an envelope would change these; or as its place and its bytes, if it was saved from outside.
-The signals come last, and then, from a store with a signing key, a seal of all lines before it. `read_run` trusts nothing:
-it checks each line, and then that none is missing. Into a store with a signing key it takes only what such a seal proves.
+The signals come last, and then, from a store with a key, a seal of all lines before it. `read_run` trusts nothing:
+it checks each line, and then that none is missing. Into a store with a key it takes only what such a seal proves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from milepost.model.record import (
     make_record,
     parse_time,
 )
-from milepost.model.seal import DIGESTS, KEYED, UNSEALED, Seals, prev_of
+from milepost.model.seal import DIGESTS, KEYED, PLAIN, Seals, prev_of
 from milepost.store import (
     MAX_REASON_BYTES,
     MOST,
@@ -254,7 +254,8 @@ def _sent(signal: Signal) -> dict[str, Any]:
 def joined(lines: Sequence[bytes], seals: Seals, *, is_verified: bool) -> bytes:
     """Join the lines of a run. If all its records were proven with a key, a last line seals the others."""
     text = b"\n".join(lines) + b"\n"
-    if not (seals.is_keyed and is_verified):
+    # A store that only encrypts and takes what is plain can't tell what it has proven.
+    if not (seals.is_keyed and is_verified) or (seals.unsealed is PLAIN and seals.accepts_unsealed):
         return text
     return b"%s%s\n" % (text, _encode({"seal": seals.seal_of(text).decode()}))
 
@@ -275,7 +276,7 @@ def _parted(data: bytes, seals: Seals) -> tuple[bytes, bool]:
         data = data[:start]
     if not seals.is_keyed:
         return data, True
-    flaw = seals.flaw_of(data, seal) if seal.startswith(KEYED.encode()) else UNSEALED
+    flaw = seals.flaw_of(data, seal) if seal.startswith(KEYED.encode()) else seals.unsealed
     if flaw is not None and not (seals.accepts_unsealed and flaw.act):
         act = flaw.act or "take a copy that was not"
         raise CheckpointIntegrityError(
@@ -566,6 +567,7 @@ def unexplained_gaps(prefix: Prefix) -> int:
 def lines_of_fork(
     prefix: Prefix,
     seals: Seals,
+    export_seals: Seals,
     now: float,
     missed: Sequence[str],
     amendment: tuple[Mapping[str, Any], bytes | None] | None,
@@ -574,7 +576,8 @@ def lines_of_fork(
     by: str | None,
     entropy: str | None,
 ) -> bytes:
-    """Return the lines of the fork, under the run id of its origin and sealed with the origin's `seals`.
+    """Return the lines of the fork, under the run id of its origin and sealed with the origin's `seals`, and together with its
+    `export_seals`.
 
     `amendment` holds the fields of the owner record that amends the point, and the new state, encoded (None:
     unchanged). `ready`: workers take the fork; else it is left to be resumed.
@@ -604,7 +607,7 @@ def lines_of_fork(
         sequence=records[-1].sequence,
         pruned=unexplained_gaps(prefix),
     )
-    return joined(lines_of(row, records, signals, Record.envelope), seals, is_verified=prefix.is_verified)
+    return joined(lines_of(row, records, signals, Record.envelope), export_seals, is_verified=prefix.is_verified)
 
 
 def _with_origin(

@@ -162,8 +162,9 @@ class Keeping(Pruning):
             row = replace(self._row(tx, run_id), sequence=tx.newest(run_id))
             records = tx.records(run_id)
             lines = lines_of(row, records, tx.signals(run_id), functools.partial(self._envelope, run_id))
-        proofs = [self.seals.check(run_id, record) for record in records] if self.seals.is_keyed else [False]
-        return joined(lines, self.seals, is_verified=all(proofs))
+        is_keyed = self.export_seals.is_keyed
+        proofs = [self.seals.check(run_id, record) for record in records] if is_keyed else [False]
+        return joined(lines, self.export_seals, is_verified=all(proofs))
 
     def _envelope(self, run_id: str, record: Record) -> bytes:
         """Return the envelope of a record. Raise `CheckpointIntegrityError` if the store lacks the key to open it."""
@@ -178,7 +179,7 @@ class Keeping(Pruning):
             raise TypeError(f"what an export wrote is bytes, not {type(data).__name__}")
         if run_id is not None:
             check_run_id(run_id)
-        copy = read_run(bytes(data), self.seals, run_id)
+        copy = read_run(bytes(data), self.export_seals, run_id)
         run_id = copy.row.run_id
 
         def sealed(record: Record, base: str, prev: str) -> Record:

@@ -425,7 +425,7 @@ class ListingContract(StoreUnderTest):
         store.put_signal("r", "go", b'{"ok":true}', signal_id="once")
         store.put_signal("r", "go", None)
         lines = store.export("r").splitlines()
-        assert store.seals.is_keyed == (b'{"seal":' == lines[-1][:8])
+        assert store.export_seals.is_keyed == (b'{"seal":' == lines[-1][:8])
         del lines[15:]
         assert 1 + 12 + 2 == len(lines)
         assert {dict} == {type(json.loads(line)) for line in lines}
@@ -439,7 +439,7 @@ class ListingContract(StoreUnderTest):
         for n, data in enumerate((b"", b"\xff\n\x00", b'{"a":\n1}', b"[1]", b'{"b":2}')):
             store.save("r", f"n{n}", data)
         lines = store.export("r").splitlines()
-        assert 6 + store.seals.is_keyed == len(lines)
+        assert 6 + store.export_seals.is_keyed == len(lines)
         assert {dict} == {type(json.loads(line)) for line in lines}
 
     def test_an_export_carries_any_payload_of_a_signal_on_one_line(self, store: Store) -> None:
