@@ -29,7 +29,7 @@ from milepost import (
 from milepost.errors import MaxIterationsError, OptionError
 from milepost.model.failure import bases_of
 from milepost.testing import ReplayDifference, UnrecordedCall, replay, run_flow
-from milepost.testing.answering import raised_again
+from milepost.testing.recorded_errors import raised_again
 from milepost.testing.tables import for_each
 
 pytest_plugins = ["milepost.testing.plugin"]
@@ -487,3 +487,74 @@ def test_a_stand_in_is_tried_again_where_it_was_and_has_the_names_of_its_bases()
     assert policy.allows(1, again)
     error = StepError("", error_bases=bases_of(raised_again(gone, None)))
     assert all(error.matches(name) for name in ("bank.Timeout", "bank.BankError", "OSError"))
+
+
+# -- time, chance and types ----------------------------------------------------------------------------------------
+
+
+def told(*values: object) -> str:
+    return f"{random.random()} {values}"
+
+
+@workflow("inner")
+def inner(ctx: WorkflowContext[Any]) -> Steps[str]:
+    first = yield from step("x").python(told, args=(str(ctx.now()), ctx.random()))
+    return (yield from step("y").python(told, args=(first, str(ctx.now()), str(ctx.uuid4()))))
+
+
+@workflow("outer")
+def outer(ctx: WorkflowContext[Any]) -> Steps[list[str]]:
+    seen = [str(ctx.now()), str(ctx.random())]
+    yield from step("p").parallel(
+        [step("a").python(told), step("b").subworkflow(inner), step("c").sleep(0.001), step("d").python(told)]
+    )
+    seen.append((yield from step("q").python(told, args=(str(ctx.now()),))))
+    reply = yield from step("w").wait_for("go", payload=int)
+    seen.append((yield from step("r").python(told, args=(str(reply.sent_at), str(ctx.now())))))
+    return seen
+
+
+def asked(tally: Tally) -> list[str]:
+    return [str(current().now()), str(current().random())]
+
+
+def joined(tally: Tally, ends: dict[str, Tally]) -> Tally:
+    return Tally(tally.n, [*tally.log, *asked(tally)])
+
+
+@wide
+def test_time_and_random_numbers_are_those_of_the_record():
+    graph = Graph(Tally)
+    for name in "fabc":
+        graph.add_node(name, adding(name))
+    graph.add_wait("j", "go", prompt=asked, merge=joined, apply=lambda tally, reply: Tally(7, [*tally.log, str(reply)]))
+    for source, target in ("fa", "ab", "bj", "fc", "cj"):
+        graph.add_edge(source, target)
+    forked = graph.add_edge("j", END).set_entry("f").compile("forked")
+    with MemoryStore() as store:
+        engine = Engine(store, flows=[outer, forked])
+        engine.start(outer, run_id="o")
+        engine.start(forked, Tally(), run_id="f")
+        for run_id in "of":
+            engine.handle(run_id).signal("go", 3)
+        while any(info.status != "finished" for info in engine.list_runs()):
+            engine.worker().run(until_idle=True)
+        data = {run_id: store.export(run_id) for run_id in "of"}
+    replay(data["o"], outer).check()
+    again = replay(data["f"], forked)
+    again.check()
+    assert 7 == again.result.state.n
+
+
+@wide
+def test_a_state_that_the_flow_cannot_read_any_more_is_no_failure_of_the_node():
+    data = exported_tally(tallies())
+
+    @dataclass
+    class Tally:
+        n: int
+        log: dict[str, int]
+
+    graph = Graph(Tally).add_node("a", lambda tally: tally, retry=Retry()).add_edge("a", END)
+    with pytest.raises(ReplayDifference, match="log"):
+        replay(data, graph.set_entry("a").compile("tallies")).check()

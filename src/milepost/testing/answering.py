@@ -2,19 +2,17 @@
 
 A call is one of a node, item, step or rollback if the core announces it, or gives it the context of a rollback. All
 other calls decide about the path (routers, merges, prompts, predicates) and are made, but for the items of a map, which
-are recorded. Calls of
-branches are answered in the order of their records, so that a failure stops the same nodes as it did.
+are recorded. Calls of branches are answered in the order of their records, so that a failure stops the same nodes as it
+did.
 """
 
 from __future__ import annotations
 
 import asyncio
-import builtins
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from heapq import heappop, heappush
 from typing import Any, cast
@@ -23,7 +21,7 @@ import msgspec
 
 from milepost.drivers.branches import Branch, Branches
 from milepost.drivers.threads import PendingSet
-from milepost.errors import AttemptTimedOut, class_name
+from milepost.errors import DeserializeStateError
 from milepost.executor.context import Context
 from milepost.executor.effects import Ask, Call, Effect, Gather, Outcome, Routine, Write
 from milepost.executor.flow import Flow, GraphFlow, MapWork, Part, StepFlow, Unit, Whole, find_node
@@ -32,35 +30,21 @@ from milepost.executor.history_values import PendingRecord, StepRecord
 from milepost.graph.nesting import recorded_items
 from milepost.graph.run import NodeRun
 from milepost.model.events import Event, NodeStarted
-from milepost.model.failure import message_of, type_name
 from milepost.model.record import CONTINUE, FAILURE, OWNER, REPLACED, WAIT, Record, parse_time, source_of
-from milepost.model.retry import Retry
 from milepost.options import Options
 from milepost.store import Signal, Store
 from milepost.testing.clock import FakeClock
 from milepost.testing.recorded import RecordedRun
+from milepost.testing.recorded_errors import raised_again, timed_out_again
 from milepost.testing.stepping import _StepDriver
 from milepost.verbs import Job
 from milepost.workflows.rollback import UndoContext
 from milepost.workflows.run import Frame, StepRun
 from milepost.workflows.steps import Calls, Invokes, Step
 
-_TRIED_AGAIN = "was_tried_again"
-"""The name of an attribute of raised errors: True if another attempt followed in the record."""
-
 
 class Unrecorded(BaseException):
     """The end of a replay at a call whose outcome the record does not have."""
-
-
-class RecordedRetry(Retry):
-    """The policy of nodes and steps that have none of their own: they were tried again where the record says so."""
-
-    __slots__ = ()
-
-    def allows(self, failures: int, error: BaseException) -> bool:
-        """Return whether another attempt followed in the record."""
-        return bool(vars(error).get(_TRIED_AGAIN))
 
 
 class _Clock(FakeClock):
@@ -234,12 +218,18 @@ class Player(_StepDriver):
         self.clock.catch_up(parse_time(str(entry.fields["timestamp"])))
         if entry.record.kind == FAILURE:
             raise self._failure(call, entry.fields)
+        try:
+            return self._recorded_answer(call, context.node_id, entry)
+        except DeserializeStateError as exc:
+            what = f"what is recorded of visit {context.visit} of {context.node_id!r}"
+            raise Unrecorded(f"{what} cannot be read by the flow as it is now: {exc}") from exc
+
+    def _recorded_answer(self, call: Call, node_id: str, entry: StepRecord) -> Any:
         if isinstance(call.announce, NodeStarted):
-            return self._node_answer(call, context.node_id, entry)
-        called = self._steps[context.node_id].work
-        assert isinstance(called, Calls)
-        codec = cast("StepFlow", self.flow).codec_of(called.fn)
-        return codec.decode(bytes(entry.outcome().output), root="output")
+            return self._node_answer(call, node_id, entry)
+        work = self._steps[node_id].work
+        assert isinstance(work, Calls)
+        return cast("StepFlow", self.flow).codec_of(work.fn).decode(bytes(entry.outcome().output), root="output")
 
     def _made(self, call: Call) -> Any:
         """Make a call; a coroutine runs in an event loop of its own, in a thread if this one has a loop."""
@@ -291,10 +281,7 @@ class Player(_StepDriver):
     def _failure(self, call: Call, fields: Mapping[str, Any]) -> Exception:
         assert call.context is not None
         if fields.get("op") == "timeout":
-            timed_out = AttemptTimedOut(call.timeout or 0.0)
-            timed_out.args = (fields.get("message"),)
-            vars(timed_out)[_TRIED_AGAIN] = fields.get("retry_at") is not None
-            return timed_out
+            return timed_out_again(fields, call.timeout or 0.0)
         node_id = call.context.node_id
         if not isinstance(call.announce, NodeStarted):
             return raised_again(fields, self._steps[node_id].modifiers.retry)
@@ -400,52 +387,3 @@ class _ReplayedSteps(StepRun):
     def record(self, drafts: tuple[PendingRecord, ...], *, at: str = "", **given: Any) -> Routine[tuple[int, str]]:
         known = self.player.time_of(drafts[-1].kind, drafts[-1].step_id) if drafts else ""
         return super().record(drafts, at=known or at, **given)
-
-
-# -- failures --------------------------------------------------------------------------------------------------
-
-
-def raised_again(fields: Mapping[str, Any], policy: Retry | None) -> Exception:
-    """Make the error that a record tells of: of a built-in class or one that the policy names, else of a stand-in.
-
-    A stand-in has the name, the message and, as far as they are recorded, the names of the bases of the class.
-    """
-    name, message = str(fields.get("error_type")), str(fields.get("message") or "")
-    was_tried_again = fields.get("retry_at") is not None
-    kind = _known(name, policy) or _unknown(name, fields.get("error_bases") or (), policy if was_tried_again else None)
-    error: Exception | None = None
-    with suppress(Exception):  # some classes take other arguments
-        error = kind(message)
-    if error is None or (type_name(error), message_of(error)) != (name, message):
-        stand_in = _stand_in(kind, name, message)
-        error = stand_in.__new__(stand_in)
-    vars(error)[_TRIED_AGAIN] = was_tried_again
-    return error
-
-
-def _known(name: str, policy: Retry | None) -> type[Exception] | None:
-    """Find the class of an error among built-in classes and those of a policy, where it may have moved to another module."""
-    named = [] if policy is None else [*policy.retry_on, *policy.give_up_on]
-    found = [getattr(builtins, name, None)]
-    found += [kind for kind in named if name in {class_name(kind), f"{kind.__module__}.{kind.__qualname__}"}]
-    found += [kind for kind in named if name.rpartition(".")[2] == kind.__name__]
-    return next((kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)), None)
-
-
-def _unknown(name: str, bases: Sequence[str], policy: Retry | None) -> type[Exception]:
-    """Make the base of a stand-in for an unknown class; with a `policy`, which tried it again, of a class that it names."""
-    kind: type[Exception] = Exception
-    if policy is not None:
-        kind = next((allowed for allowed in policy.retry_on if issubclass(allowed, Exception)), Exception)
-    for base in [base for base in bases if base != name][::-1]:
-        known = getattr(builtins, base, None)
-        kind = known if isinstance(known, type) and issubclass(known, kind) else _stand_in(kind, base)
-    return kind
-
-
-def _stand_in(kind: type[Exception], name: str, message: str | None = None) -> type[Exception]:
-    module, _, qualname = name.rpartition(".")
-    members: dict[str, Any] = {"__module__": module or "builtins", "__qualname__": qualname}
-    if message is not None:
-        members["__str__"] = lambda error: message
-    return type(qualname, (kind,), members)

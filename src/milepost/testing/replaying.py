@@ -17,9 +17,10 @@ from milepost.executor.history_values import COUNTED_FAILURES
 from milepost.model.failure import describe
 from milepost.model.record import CONTINUE
 from milepost.stores.memory import MemoryStore
-from milepost.testing.answering import Player, RecordedRetry, Unrecorded
+from milepost.testing.answering import Player, Unrecorded
 from milepost.testing.comparing import first_difference, json_changes
 from milepost.testing.recorded import RecordedRun, Visit
+from milepost.testing.recorded_errors import RecordedRetry
 from milepost.verbs import Verbs, flow_of
 
 __all__ = ["Replay", "ReplayDifference", "UnrecordedCall", "read_recorded", "replay"]
