@@ -1,4 +1,4 @@
-"""The runs of the crash tests as regression tests: each goes again as it went, however its first processes died."""
+"""The runs of the crash tests as regression tests: each goes again as it went, also if its first process died."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_run_goes_again_as_it_went(name: str, tmp_path: Path) -> None:
     place = Place("sqlite", tmp_path, None)
     flow = GRAPHS[name]().graph if name in GRAPHS else WORKFLOWS[name].flow
     appends = _live(name, place, None)
-    for crash in (None, Crash(appends[0]), Crash(appends[len(appends) // 2], is_after=True), Crash(appends[-1])):
+    for crash in (None, Crash(appends[len(appends) // 2], is_after=True)):
         if crash is not None:
             _live(name, place, crash)
         with place.open(FakeClock()) as store:
