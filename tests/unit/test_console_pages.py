@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from console_runs import adding, new_engine
 from starlette.testclient import TestClient
 
-from milepost import Engine
+from milepost import Engine, SQLiteStore
 from milepost.console import console
 from milepost.console.pages import HANDLERS
 from milepost.console.pages.run import show_run
@@ -158,3 +161,42 @@ def test_the_first_page_groups_failures(client: TestClient):
     assert ("orders", "price", "ValueError", 1) in [
         (group["flow"], group["node_id"], group["error_type"], group["count"]) for group in groups
     ]
+
+
+@pytest.mark.parametrize(
+    "damage", ["records SET header = 'x'", "records SET payload = x'00'", "runs SET status = 'odd'"]
+)
+def test_damage_is_shown_and_hides_nothing_else(tmp_path: Path, damage: str):
+    place = tmp_path / "runs.db"
+    with SQLiteStore(place) as store, Engine(store) as engine:
+        for run_id in ("sound", "broken"):
+            engine.run(adding, {}, run_id=run_id)
+    with closing(sqlite3.connect(place)) as connection, connection:
+        connection.execute(
+            f"UPDATE {damage} WHERE id = (SELECT max(id) FROM {damage.split()[0]})"
+            if "runs" in damage
+            else f"UPDATE {damage} WHERE sequence = 1 AND run = (SELECT max(run) FROM records)"
+        )
+    with SQLiteStore(place) as store:
+        engine = Engine(store, flows=[adding])
+        for options in ({}, {"user": lambda request: "ada", "write": True}):
+            client = TestClient(console(engine, **options), base_url="http://localhost")
+            for path in ("/", "/runs", "/waits", "/flows/adding", "/runs/sound", "/runs/sound/at/1", "/store?stats=1"):
+                assert 200 == client.get(path).status_code, path
+            for path in (
+                "",
+                "/at/0",
+                "/at/1",
+                "/at/1?download=1",
+                "/at/2",
+                "/fork",
+                "/fork?node=add",
+                "/cancel",
+                "/plan",
+            ):
+                page = client.get(f"/runs/broken{path}")
+                assert page.status_code in {200, 409}, (path, page.text)
+                assert "<h1>" in page.text or path.endswith("download=1")
+            assert "broken" in client.get("/runs").text
+        shown = "".join(client.get(path).text for path in ("/runs/broken", "/runs/broken/at/1", "/runs"))
+        assert "damaged" in shown or "can&#39;t be read" in shown or "unknown status" in shown
