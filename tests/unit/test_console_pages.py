@@ -99,6 +99,18 @@ def test_a_checkpoint_shows_what_changed(client: TestClient):
     assert {"card": "4111", "n": 1} == download.json()
 
 
+def test_a_run_is_exported_whole_or_not_at_all(engine: Engine, client: TestClient):
+    answer = client.get("/runs/done/export")
+    assert engine.store.export("done") == answer.content
+    assert "attachment" in answer.headers["content-disposition"]
+    assert "milepost record-test done" == client.get("/runs/done?format=json").json()["commands"]["test"]
+    for options in ({"hide": ["state.card"]}, {"hide_errors": True}):
+        hiding = TestClient(console(engine, **options), base_url="http://localhost")
+        assert 403 == hiding.get("/runs/done/export").status_code
+        assert "" == hiding.get("/runs/done?format=json").json()["commands"]["test"]
+    assert 404 == client.get("/runs/nowhere/export").status_code
+
+
 def test_a_part_that_has_not_changed_is_204(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("milepost.console.app._FRESH", 0.0)
     with new_engine() as engine:

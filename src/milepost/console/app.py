@@ -141,8 +141,8 @@ class Console:
             if place is None:
                 raise _no_page(is_raw)
             asked = replace(asked, ids=place.ids)
-            if place.name == "record" and asked.text("download"):
-                return answers.download(*await run_in_threadpool(downloaded, self._site, asked))
+            if place.name == "export" or (place.name == "record" and asked.text("download")):
+                return answers.download(*await run_in_threadpool(downloaded, self._site, place.name, asked))
             if is_page:
                 page = await self._looked(place, asked)
             else:

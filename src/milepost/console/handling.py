@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from milepost.console.actions import ACTIONS
 from milepost.console.answers import Page
 from milepost.console.pages import HANDLERS
-from milepost.console.pages.record import state_to_download
+from milepost.console.pages.record import export_of, state_to_download
 from milepost.console.pages.run import show_run
 from milepost.console.problems import AnswerRefusedError, Problem
 from milepost.console.site import Asked, Site
@@ -31,10 +31,10 @@ def shown(site: Site, name: str, asked: Asked) -> Page:
         return HANDLERS[name](site, asked)
 
 
-def downloaded(site: Site, asked: Asked) -> tuple[str, bytes]:
-    """Return the name and the bytes of what a record holds."""
+def downloaded(site: Site, name: str, asked: Asked) -> tuple[str, bytes]:
+    """Return the name and the bytes of a file: what a record holds, or all of a run."""
     with _as_problems(site):
-        return state_to_download(site, asked)
+        return export_of(site, asked) if name == "export" else state_to_download(site, asked)
 
 
 def acted(site: Site, name: str, asked: Asked) -> str | Page:

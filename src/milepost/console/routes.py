@@ -22,6 +22,7 @@ PAGES: Mapping[tuple[str, ...], str] = {
     ("runs", ID, "at", ID): "record",
     ("runs", ID, "fork"): "fork",
     ("runs", ID, "plan"): "plan",
+    ("runs", ID, "export"): "export",
     ("runs", ID, "cancel"): "confirm-cancel",
     ("runs", ID, "delete"): "confirm-delete",
     ("bulk",): "confirm-bulk",

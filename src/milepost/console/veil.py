@@ -40,6 +40,11 @@ class Veil:
                     option="hide",
                 )
 
+    @property
+    def hides_anything(self) -> bool:
+        """True if something is hidden from everybody."""
+        return bool(self.paths) or self.hides_errors
+
     def value(self, value: Any, *roots: str) -> Any:
         """Return recorded JSON with what is hidden below these roots replaced."""
         for root, *path in self.paths:

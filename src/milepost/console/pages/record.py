@@ -83,6 +83,16 @@ def state_to_download(site: Site, asked: Asked) -> tuple[str, bytes]:
     return f"record-{number}.json", (pretty(value) + "\n").encode("utf-8", "backslashreplace")
 
 
+def export_of(site: Site, asked: Asked) -> tuple[str, bytes]:
+    """Return the name of a file and all of a run as JSON lines, which `milepost import` takes in."""
+    (run_id,) = asked.ids
+    if site.veil.hides_anything:
+        raise Problem(403, "Not allowed", "an export has everything of a run, and this console hides some of it")
+    if locked := missing_key(site.store, run_id):
+        raise Problem(409, "It can't be shown", locked)
+    return "run.jsonl", site.store.export(run_id)
+
+
 def _numbered(site: Site, run_id: str, sequence: int) -> Record:
     site.store.get_run(run_id)
     if found := site.store.read(run_id, after=sequence - 1, before=sequence + 1):

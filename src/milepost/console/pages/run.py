@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -28,7 +29,7 @@ from milepost.views.reasons import reasons_of, what_follows
 from milepost.views.rows import info_document
 from milepost.views.states import StateMissingError, changed_keys, newest_state
 from milepost.views.status import LONG, RunView, recent_records, view_run
-from milepost.views.text import iso
+from milepost.views.text import clean, iso
 from milepost.views.timeline import read_timeline, timeline_document
 
 HISTORY = 200
@@ -55,7 +56,8 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
     * `history`: `records` (newest first; each as `JournalLine` with `changed`, a text), `older` (the number to ask for
       with `before`, or None) and `before`.
     * `inputs`, `output`: recorded JSON, or None. `origin`: None, or `run_id` and `sequence` of the run that it was forked
-      from. `actions`: `sequence`, `action` and `by` of what people did. `markdown`: a summary to be copied.
+      from. `actions`: `sequence`, `action` and `by` of what people did. `commands.test`: the command that makes a test of the
+      run, "" if it can't be exported here. `markdown`: a summary to be copied.
     """
     store, (run_id,) = site.store, asked.ids
     latest = store.latest(run_id)
@@ -88,10 +90,13 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "inputs": None if locked else _inputs(site, records),
         "output": None if locked or info.status != "finished" else _output(site, run_id, view),
         "origin": _origin(info),
+        "commands": {"test": ""},
         "actions": [] if locked else [action._asdict() for action in reversed(view.actions)],
     }
     if locked:
         values["timeline"]["marks"] = []  # they name people
+    if not locked and not site.veil.hides_anything:
+        values["commands"]["test"] = clean(shlex.join(["milepost", "record-test", run_id, *site.store_words]))
     values["markdown"] = _markdown(values, info)
     return Page("run.html", f"Run {run_id}", values, status)
 
