@@ -173,8 +173,11 @@ def test_the_keyboard_is_enough(serve: Serve, open_page: Open):
     page.get_by_role("link", name="the state before it").focus()
     press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text("Record")
+    page.get_by_role("link", name="Back to the run").click()
+    press("d")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Record 28 ")
     press("[")
-    expect(page.get_by_role("heading", level=1)).not_to_contain_text("Record 26 ")
+    expect(page.get_by_role("heading", level=1)).not_to_contain_text("Record 28 ")
 
 
 @pytest.mark.parametrize("width", [360, 390])

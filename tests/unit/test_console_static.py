@@ -6,6 +6,8 @@ import hashlib
 import tomllib
 from pathlib import Path
 
+from milepost.graph.drawing import COLOURS
+
 STATIC = Path(__file__).resolve().parents[2] / "src" / "milepost" / "console" / "static"
 VENDORED = tomllib.loads((STATIC / "vendored.toml").read_text(encoding="utf-8"))
 
@@ -20,6 +22,15 @@ def test_files_of_others_are_unchanged_and_have_their_licence():
         assert entry["sha256"] == digest, name
         assert entry["version"] in entry["source"]
         assert "Permission" in entry["licence"]
+
+
+def test_statuses_have_the_colours_of_drawn_graphs_and_signs_of_their_own():
+    style = (STATIC / "console.css").read_text(encoding="utf-8")
+    for face, border in COLOURS.values():
+        assert f"--face: light-dark({face}, " in style
+        assert f"--rim: light-dark({border}, " in style
+    signs = [line.split('"')[1] for line in style.splitlines() if "--sign: " in line]
+    assert len(COLOURS) == len({*signs}) == len(signs)
 
 
 def test_scripts_and_styles_are_small():
