@@ -209,6 +209,7 @@ def test_items_of_a_graphs_map_run_there_and_what_decides_about_them_here(verbs,
 
 
 @both
+@pytest.mark.wide
 def test_a_worker_that_dies_under_an_item_of_a_graphs_map_is_a_failed_attempt(verbs, job, store):
     graph = Graph(Job).add_map(
         "items",
@@ -494,6 +495,7 @@ def test_an_executor_that_broke_fails_each_attempt(verbs, job, store):
 
 
 @both
+@pytest.mark.wide
 def test_a_pool_that_refuses_a_call_is_replaced_and_the_call_has_not_begun(verbs, job):
     factory = Counting()
     graph = one(executed.here, executor=factory)

@@ -113,7 +113,7 @@ def test_a_long_journal_is_read_as_from_memory(found: FileStore, journals: tuple
 
 def test_every_node_and_visit_is_found(found: FileStore, journals: tuple[Path, MemoryStore]) -> None:
     memory = journals[1]
-    for node_id in "abcdefgh":
+    for node_id in "abeh":
         assert memory.load("r", node_id) == found.load("r", node_id)
         for visit in (1, 2, 3, 50):
             try:
