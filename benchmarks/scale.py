@@ -170,6 +170,7 @@ def _sides(store: Store, filled: Filled) -> dict[str, Side]:
         "resume of the long run": lambda: _resume(store, LONG_RUN),
         "append of a node": _appending(store),
         **listing,
+        "newest visits of the long run": partial(seconds, partial(store.list, LONG_RUN), times=10),
         "claim of 5 due runs": lambda: _claim(store, QUEUED),
         "a poll that finds nothing": partial(seconds, partial(store.claim_due, ["of nobody"], 5), times=10),
         "prune that finds nothing": partial(seconds, partial(store.prune, older_than=1e9), times=10),

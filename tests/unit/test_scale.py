@@ -126,6 +126,10 @@ def test_sqlite_gives_the_pages_that_a_look_at_every_row_gives(connection: sqlit
     check_pages(SQLiteTransaction(connection))
 
 
+def test_sqlite_finds_the_newest_visits_that_a_look_at_every_record_finds(connection: sqlite3.Connection) -> None:
+    check_live_entries(SQLiteTransaction(connection))
+
+
 def test_sqlite_reads_the_ends_of_many_runs_at_once(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +232,11 @@ def test_postgres_makes_no_plan_for_each_poll(misleading: PostgresStore, databas
 def test_postgres_gives_the_pages_that_a_look_at_every_row_gives(postgres: str) -> None:
     with PostgresStore(postgres) as store, store._write("look") as tx:
         check_pages(tx)
+
+
+def test_postgres_finds_the_newest_visits_that_a_look_at_every_record_finds(postgres: str) -> None:
+    with PostgresStore(postgres) as store, store._write("look") as tx:
+        check_live_entries(tx)
 
 
 def test_postgres_reads_the_ends_of_many_runs_at_once(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +345,28 @@ def check_ends(tx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch = type(tx)._fetch
     monkeypatch.setattr(type(tx), "_fetch", lambda *given: asked.append(given[1]) or fetch(*given))
     assert (expected, 1) == (tx.ends_of(runs), len(asked))
+
+
+def check_live_entries(tx: Any) -> None:
+    tx.add_row(row(1))
+    tx.add_row(row(2))
+    nodes = ["a", "b/c", "a", "ключ", "", "b/c", "a", "d", "b/c"]
+    for run_id in ("r-1", "r-2"):
+        for sequence, node_id in enumerate(nodes):
+            kind = "failure" if sequence in {4, 6, 7} else "checkpoint"
+            tx.insert(run_id, [make_record(run_id, sequence, format_time(NOW), kind, node_id, 1 if node_id else 0)])
+    spans: list[Any] = [
+        (),
+        (("", 0, 3),),
+        (("", 0, 1), ("", 5, None)),
+        (("", 0, 5), ("a", 2, 6)),
+        (("", 7, None), ("", 1, 1)),
+    ]
+    for live in spans:
+        expected = Transaction.live_entries(tx, "r-1", live)
+        assert 1 <= len(expected) <= 3
+        assert expected == tx.live_entries("r-1", live), live
+    assert [] == tx.live_entries("nobody", ())
 
 
 def check_pages(tx: Transaction) -> None:

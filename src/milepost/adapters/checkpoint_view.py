@@ -104,6 +104,7 @@ class LooksOutside(Runs):
     request_cancel = _after_a_look(Runs.request_cancel)
     save = _after_a_look(Runs.save)
     load = _after_a_look(Runs.load)
+    list = _after_a_look(Runs.list)
     history = _after_a_look(Runs.history)
     delete = _after_a_look(Runs.delete)
     delete_run = _after_a_look(Runs.delete_run)

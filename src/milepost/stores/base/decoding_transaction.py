@@ -302,6 +302,9 @@ class DecodingTransaction(Transaction):
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         return self._tx.live_nodes(run_id, live, before)
 
+    def live_entries(self, run_id: str, live: Ranges) -> builtins.list[RecordEntry]:
+        return self._tx.live_entries(run_id, live)
+
     def live_entry(self, run_id: str, live: Ranges) -> RecordEntry | None:
         return self._tx.live_entry(run_id, live)
 

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Unpack
 
+from milepost.model.ranges import Ranges
 from milepost.model.record import CHECKPOINT, Record
 from milepost.store import MAX_ID_BYTES, Signal
 from milepost.stores.base.transaction import (
@@ -20,6 +21,7 @@ from milepost.stores.base.transaction import (
     Transaction,
     Walk,
     entry_of,
+    live_spans,
     record_of,
     record_values,
 )
@@ -50,6 +52,8 @@ class SQLTransaction(Transaction):
     entry_columns: ClassVar[str]
     record_columns: ClassVar[str]
     node_id_query: ClassVar[str]
+    live_entry_query: ClassVar[str]
+    """Fetches the newest checkpoint of each node of a run between two numbers, by steps through an index."""
     tally_query: ClassVar[str]
     changed_after: ClassVar[str]
     """The condition for the rows of a status, other than "running", that were changed after a time."""
@@ -202,6 +206,15 @@ class SQLTransaction(Transaction):
 
     def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         return [entry_of(values) for values in self._select(self.entry_columns, self._span(run_id), (CHECKPOINT,))]
+
+    def live_entries(self, run_id: str, live: Ranges) -> builtins.list[RecordEntry]:
+        newest: dict[str, RecordEntry] = {}
+        for after, before in live_spans(live, None):
+            number, first, last = self._span(run_id, after, before)
+            for values in self._fetch(self.live_entry_query, (number, number, number, first, last)):
+                entry = entry_of(values)
+                newest.setdefault(entry.record.node_id, entry)
+        return sorted(newest.values(), key=lambda entry: entry.record.sequence)
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
         number = self.number(run_id)

@@ -281,12 +281,11 @@ class Runs(Keeping):
         return self._envelope(run_id, record)
 
     def list(self, run_id: str) -> builtins.list[CheckpointInfo]:
-        newest: dict[str, CheckpointInfo] = {}
-        for info in self.history(run_id):
-            if not info.superseded:
-                newest.pop(info.node_id, None)
-                newest[info.node_id] = info
-        return [*newest.values()]
+        check_run_id(run_id)
+        with self._reading("list") as tx:
+            row = tx.row(run_id)
+            entries = [] if row is None else tx.live_entries(run_id, row.live)
+        return [entry.info(run_id, superseded=False) for entry in entries]
 
     def history(self, run_id: str) -> builtins.list[CheckpointInfo]:
         check_run_id(run_id)

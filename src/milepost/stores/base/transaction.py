@@ -25,7 +25,7 @@ from milepost.errors import (
     StoreError,
     StoreVersionError,
 )
-from milepost.model.ranges import Ranges
+from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
     END,
@@ -424,7 +424,7 @@ class Transaction(abc.ABC):
         self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
     ) -> Record | None:
         """Return the newest checkpoint that is not superseded."""
-        for after, end in _spans(live, before):
+        for after, end in live_spans(live, before):
             records = self.records(
                 run_id, after=after, before=end, kinds=("checkpoint",), node_id=node_id, newest=True, limit=1
             )
@@ -436,23 +436,32 @@ class Transaction(abc.ABC):
         """List the nodes that have a live checkpoint below `before`, sorted."""
         if before <= 1:  # there is nothing but the start
             return ()
-        spans = _spans(live, before)
+        spans = live_spans(live, before)
         return tuple(
             node_id
             for node_id in self.node_ids(run_id)
             if any(self.newest_checkpoint(run_id, after=after, before=end, node_id=node_id) for after, end in spans)
         )
 
+    def live_entries(self, run_id: str, live: Ranges) -> builtins.list[RecordEntry]:
+        """List the newest checkpoint of each node that is not superseded, in order."""
+        newest: dict[str, RecordEntry] = {}
+        for entry in self.entries(run_id):
+            if is_live(entry.record.sequence, live):
+                newest.pop(entry.record.node_id, None)
+                newest[entry.record.node_id] = entry
+        return [*newest.values()]
+
     def live_entry(self, run_id: str, live: Ranges) -> RecordEntry | None:
         """Return the checkpoint of `live_checkpoint` as an entry, without its payload."""
-        for after, end in _spans(live, None):
+        for after, end in live_spans(live, None):
             entry = self.newest_checkpoint(run_id, after=after, before=end)
             if entry is not None:
                 return entry
         return None
 
 
-def _spans(live: Ranges, before: int | None) -> builtins.list[tuple[int, int | None]]:
+def live_spans(live: Ranges, before: int | None) -> builtins.list[tuple[int, int | None]]:
     """List the live ranges below `before`, newest first, bounds excluded. Ranges of branches
     may overlap, and are joined."""
     if not live:

@@ -336,6 +336,12 @@ class FileStore(Runs):
         except RunNotFoundError:
             return []
 
+    def list(self, run_id: str) -> builtins.list[CheckpointInfo]:
+        try:
+            return super().list(run_id)
+        except RunNotFoundError:
+            return []
+
     def history(self, run_id: str) -> builtins.list[CheckpointInfo]:
         try:
             return super().history(run_id)

@@ -170,6 +170,13 @@ WITH RECURSIVE nodes (id) AS (
 )
 SELECT id FROM nodes WHERE id IS NOT NULL
 """
+LIVE_ENTRIES = NODE_IDS.replace(
+    "SELECT id FROM nodes WHERE id IS NOT NULL",
+    f"""SELECT {ENTRY_COLUMNS} FROM nodes CROSS JOIN LATERAL (
+        SELECT * FROM {{records}} WHERE run = %s AND node_id <> '' AND node_id = nodes.id AND sequence BETWEEN %s AND %s
+        AND kind = 'checkpoint' ORDER BY node_id DESC, sequence DESC LIMIT 1
+    ) AS newest WHERE nodes.id IS NOT NULL""",  # noqa: S608
+)
 
 TALLY = """
 SELECT status, count(*)::bigint, coalesce(sum(records), 0)::bigint, coalesce(sum(bytes), 0)::bigint,

@@ -43,6 +43,7 @@ from milepost.stores.postgres.statements import (
     INSERT_RECORD,
     INSERT_RECORDS,
     INSERT_ROW,
+    LIVE_ENTRIES,
     NEWEST,
     NEWEST_COLUMNS,
     NODE_IDS,
@@ -76,6 +77,7 @@ class PostgresTransaction(SQLTransaction):
     entry_columns = ENTRY_COLUMNS
     record_columns = RECORD_COLUMNS
     node_id_query = NODE_IDS
+    live_entry_query = LIVE_ENTRIES
     tally_query = TALLY
     flow_query = FLOWS
     changed_after = "status = ? AND rested_at > ?"

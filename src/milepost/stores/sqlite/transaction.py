@@ -180,6 +180,16 @@ SELECT id FROM nodes WHERE id IS NOT NULL
 """
 
 
+_LIVE_ENTRIES = _NODE_IDS.replace(
+    "SELECT id FROM nodes WHERE id IS NOT NULL",
+    f"""SELECT {_ENTRY_COLUMNS} FROM nodes CROSS JOIN records ON records.id = (
+        SELECT each.id FROM records AS each INDEXED BY records_by_node WHERE each.node_id <> '' AND each.run = ?
+        AND each.node_id = nodes.id AND each.sequence BETWEEN ? AND ? AND each.kind = 'checkpoint'
+        ORDER BY each.sequence DESC LIMIT 1
+    ) WHERE nodes.id IS NOT NULL""",  # noqa: S608
+)
+
+
 # The newest records of several runs that say how each ended, each run's by index.
 _ENDS_OF = f"""
 WITH given (number, after) AS (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))
@@ -214,6 +224,7 @@ class SQLiteTransaction(SQLTransaction):
     entry_columns = _ENTRY_COLUMNS
     record_columns = _RECORD_COLUMNS
     node_id_query = _NODE_IDS
+    live_entry_query = _LIVE_ENTRIES
     tally_query = _TALLY
     flow_query = _FLOWS
     # A query uses a partial index only if it repeats the index's condition.
