@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from milepost.cli.commands import OK, Invocation, by_option, command, shared_options
+from milepost.cli.commands import OK, Invocation, command, shared_options
 from milepost.cli.places import open_existing, open_to_look
 from milepost.cli.text import print_table, to_json
 from milepost.model.workers import ScheduleInfo, SchedulePause, WorkerInfo
 from milepost.views.text import ago, clean, iso, short
 
+_by_option = click.option("--by", metavar="NAME", help="Who does this; the list and the log tell it.")
 _NOT_KNOWN = "not known: no worker has told this store of itself, or it keeps no beats"
 
 
@@ -75,7 +76,7 @@ def _list(invocation: Invocation) -> int:
     return OK
 
 
-@command("pause", click.argument("name", metavar="SCHEDULE"), by_option)
+@command("pause", click.argument("name", metavar="SCHEDULE"), _by_option)
 def pause(invocation: Invocation, name: str, by: str | None) -> int:
     """Have no worker start runs by it.
 
@@ -86,7 +87,7 @@ def pause(invocation: Invocation, name: str, by: str | None) -> int:
     return _tell(invocation, name, "paused")
 
 
-@command("resume", click.argument("name", metavar="SCHEDULE"), by_option)
+@command("resume", click.argument("name", metavar="SCHEDULE"), _by_option)
 def resume(invocation: Invocation, name: str, by: str | None) -> int:
     """Have workers start runs by it again.
 
