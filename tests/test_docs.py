@@ -151,6 +151,7 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_the_reference_has_every_public_name_once() -> None:
+    import milepost.checking
     import milepost.reducers
     import milepost.testing
 
@@ -159,7 +160,7 @@ def test_the_reference_has_every_public_name_once() -> None:
         for page in sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
         for name in re.findall(r"^::: milepost\.(?:\w+\.)?(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     ]
-    modules = (milepost, milepost.errors, milepost.events, milepost.reducers, milepost.testing)
+    modules = (milepost, milepost.checking, milepost.errors, milepost.events, milepost.reducers, milepost.testing)
     assert sorted(named) == sorted({name for module in modules for name in module.__all__})
 
 
