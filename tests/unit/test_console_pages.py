@@ -5,17 +5,19 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from console_runs import adding, new_engine
+from console_runs import FLOWS, adding, make_runs, new_engine
 from starlette.testclient import TestClient
 
-from milepost import Engine, SQLiteStore
+from milepost import Engine, FileStore, SQLiteStore
 from milepost.console import console
 from milepost.console.pages import HANDLERS
 from milepost.console.pages.run import show_run
+from milepost.model.workers import ScheduleInfo, WorkerInfo
 
 RUNS = ("done", "failed", "wait", "rolled", "fork", "ready", "a%2Fb%20%3F%23")
 PAGES = [
@@ -46,6 +48,38 @@ PAGES = [
 def engine() -> Iterator[Engine]:
     with new_engine() as engine:
         yield engine
+
+
+def test_every_page_can_be_shown_of_files(tmp_path: Path):
+    with FileStore(tmp_path / "runs") as store, Engine(store, flows=FLOWS) as engine:
+        make_runs(engine)
+        client = TestClient(console(engine), base_url="http://localhost")
+        for path in PAGES:
+            assert 200 == client.get(path).status_code, path
+
+
+def test_the_page_of_workers_has_those_that_beat_and_their_schedules(engine: Engine):
+    store, now = engine.store, datetime.fromtimestamp(engine.store.clock.time(), UTC)
+    client = TestClient(console(engine), base_url="http://localhost")
+    assert "no worker has beaten" in client.get("/runs/ready?format=json").json()["workers_note"]
+    schedule = ScheduleInfo("nightly", "orders", "0 2 * * *", "UTC", now, "done")
+    store.beat(
+        WorkerInfo("w-1", "host", 7, now, now, {"orders": "f" * 64}, 10, 2, {"failed": "other <code>"}, (schedule,))
+    )
+    values = client.get("/workers?format=json").json()
+    assert [("w-1", True, {"failed": "other <code>"})] == [
+        (worker["name"], worker["is_alive"], worker["refused"]) for worker in values["workers"]
+    ]
+    assert [("nightly", "done", None)] == [
+        (schedule["name"], schedule["last_run_id"], schedule["paused"]) for schedule in values["schedules"]
+    ]
+    assert "other &lt;code&gt;" in client.get("/workers").text
+    assert "" == client.get("/runs/failed?format=json").json()["workers_note"]
+    assert "no worker that beats has flow 'adding'" in client.get("/runs/ready?format=json").json()["workers_note"]
+    assert [{"run_id": "failed", "reason": "other <code>"}] == client.get("/?format=json").json()["refused"]
+    hiding = TestClient(console(engine, hide_errors=True), base_url="http://localhost")
+    assert "other &lt;code" not in hiding.get("/").text
+    assert "other" not in hiding.get("/workers").text
 
 
 @pytest.fixture

@@ -244,6 +244,12 @@ def test_a_token_in_the_address_becomes_a_cookie(engine: Engine):
     assert TokenAccess("another token, 24 letters", 8600).cookie_header("") != access.cookie_header("")
 
 
+def test_a_token_leads_to_no_other_host(engine: Engine):
+    client, _ = alone(engine)
+    answer = client.get(f"http://127.0.0.1:8600//evil.example/?token={TOKEN}")
+    assert (303, "/evil.example/") == (answer.status_code, answer.headers["location"])
+
+
 def test_a_ticket_is_good_once(engine: Engine):
     client, access = alone(engine)
     ticket = access.new_ticket()

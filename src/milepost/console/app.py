@@ -215,7 +215,8 @@ class Console:
         if tokens and request.method in guard.SAFE and access.takes(tokens[-1]):
             path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
             where = link("", **query).lstrip("/")
-            answer = RedirectResponse((self._site.base_path or "") + path + where, 303)
+            # With two slashes at its beginning a path would lead to another host.
+            answer = RedirectResponse(f"{self._site.base_path or ''}/{path.lstrip('/')}{where}", 303)
             answer.headers["set-cookie"] = access.cookie_header(base)
             return answer
         if not access.knows(request):

@@ -12,6 +12,7 @@ from milepost.console.veil import missing_key
 from milepost.model.info import RunInfo
 from milepost.views.runs import MOST_COUNTED, listed_document, shown_count
 from milepost.views.text import iso
+from milepost.views.workers import is_alive
 
 READ = 500
 RECENT = 200
@@ -25,8 +26,9 @@ def show_home(site: Site, asked: Asked) -> Page:
     `failures`: groups of the newest 500 failed runs, each with `flow`, `node_id`, `error_type`, `count`, `first` and `last`
     (times), `newest` (a run id), and `filters` (the query of the list that shows them). `failed`: the bounded count of all.
     `panels`: blocked, dead, ready (longer than 60 s), each with `status`, `title`, `count` (a text: "12" or "1000+") and
-    `runs` (up to 5, as in the list; of the blocked ones those among the newest 200 runs). `waits`: `count`, and of the newest
-    200 that wait those for a signal, by the nearest end.
+    `runs` (up to 5, as in the list; of the blocked ones those among the newest 200 runs). `refused`: `run_id` and
+    `reason` of those that workers leave to other code. `waits`: `count`, and of the newest 200 that wait those for a signal,
+    by the nearest end.
     """
     store = site.store
     failed = store.list_runs(status="failed", limit=READ)
@@ -47,6 +49,7 @@ def show_home(site: Site, asked: Asked) -> Page:
         "failures": failures_of(failed),
         "failed": counted(site, status="failed"),
         "panels": panels,
+        "refused": _refused(site),
         "waits": {"count": counted(site, status="waiting"), "runs": _rows(site, asking[:FIRST])},
     }
     return Page("person.html", "Needs a person", values)
@@ -76,6 +79,14 @@ def failures_of(failed: Iterable[RunInfo]) -> list[dict[str, Any]]:
 def counted(site: Site, **filters: Any) -> str:
     """Count runs as far as it is cheap: "12", or "1000+"."""
     return shown_count(site.store.count_runs(**filters, limit=MOST_COUNTED + 1))
+
+
+def _refused(site: Site) -> list[dict[str, str]]:
+    """Return the runs that workers leave to other code, with the reasons."""
+    alive = [worker for worker in site.store.workers() or () if is_alive(worker, site.now)]
+    refused = {run_id: reason for worker in alive for run_id, reason in worker.refused.items()}
+    hidden = site.veil.hides_errors
+    return [{"run_id": run_id, "reason": "" if hidden else reason} for run_id, reason in sorted(refused.items())]
 
 
 def _panel(site: Site, status: str, title: str, runs: Sequence[RunInfo], count: str) -> dict[str, Any]:

@@ -31,8 +31,11 @@ from milepost.views.states import StateMissingError, changed_keys, newest_state
 from milepost.views.status import LONG, RunView, recent_records, view_run
 from milepost.views.text import clean, iso
 from milepost.views.timeline import read_timeline, timeline_document
+from milepost.views.workers import worker_note
 
 HISTORY = 200
+_AT_REST = frozenset({"finished", "running"})
+"""The statuses of runs that no worker is to take."""
 _LARGEST_STATE = 2 * 1024 * 1024
 """Bytes of the largest state that a page shows; a larger one is for download."""
 _LARGEST_COMPARED = 32 * 1024
@@ -46,6 +49,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
     * `run`: its row, without its error. `why`: one sentence. `next`: what happens by itself, sentences. `locked`: which
       key is missing to show texts, or None. `is_long`: only the newest records were read.
     * `buttons`: see `buttons_of`. `reasons`: why it does not move, each with `text` and `remedy`; [] while it moves.
+    * `workers_note`: why no worker would take it, or "".
     * `error`: None, or `error_type`, `message`, `node_id`, `place`, `traceback`, `folded` (the traceback without the frames
       of libraries) and `before` (the record of the state before the node; None: the input).
     * `waits`: each with `wait_id`, `signal`, `prompt`, `since`, `wake_at`, `refused` (`text`, `time`, `by`) or None, `form`
@@ -80,6 +84,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "locked": locked,
         "is_long": latest.newest >= LONG,
         "buttons": [] if locked else buttons_of(site, info),
+        "workers_note": "" if info.status in _AT_REST else worker_note(store.workers(), info.flow, site.now),
         "reasons": [reason._asdict() for reason in reasons_of(view, site.now)],
         "error": _error(info, records),
         "waits": [wait_values(wait, asked, refused, is_locked=locked is not None) for wait in info.waiting_for],
