@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from milepost.errors import OptionError, StoreClosedError, StoreError, StoreVersionError
+from milepost import END, Graph
+from milepost.errors import OptionError, RunStopped, StoreClosedError, StoreError, StoreVersionError
 from milepost.model.record import Record, make_record
 from milepost.store import Append, Claim, NewRun, Release, Token
 from milepost.stores.sqlite import schema as sqlite_schema
@@ -404,6 +405,26 @@ def test_a_lone_append_is_one_statement(store: SQLiteStore) -> None:
     store._open().set_trace_callback(statements.append)
     write(store, token, checkpoint("r", 2))
     assert 1 == len(statements)
+
+
+def test_a_resume_at_the_node_of_the_newest_checkpoint_reads_once_before_its_claim(store: SQLiteStore) -> None:
+    graph: Graph[dict[str, Any]] = Graph(dict)
+    graph.add_node("work", lambda state: state).set_entry("work")
+    graph.add_conditional_edge("work", lambda state: "work", ["work", END])
+    loop = graph.compile()
+    with pytest.raises(RunStopped):
+        loop.run({}, store=store, run_id="r", stop_after="work")
+    store.get_run("r")
+    statements: list[str] = []
+    assert store._reader is not None
+    for connection in (store._open(), store._reader):
+        connection.set_trace_callback(statements.append)
+    with pytest.raises(RunStopped):
+        loop.resume(store, "r", stop_after="work")
+    reads = [text for text in statements if text.startswith("SELECT sequence") and "'checkpoint'" in text]
+    assert 3 == sum(text.startswith("BEGIN") for text in statements)  # the reading, the claim and the release
+    assert 3 == len(reads)  # the point, the nodes before it, and the claim
+    assert [1, 2] == [record.visit for record in store.read("r", kinds=("checkpoint",))]
 
 
 def test_the_leases_of_many_runs_are_renewed_in_one_statement(store: SQLiteStore) -> None:

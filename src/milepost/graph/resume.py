@@ -468,6 +468,16 @@ def last_visit(run: NodeRun, node_id: str) -> Routine[int]:
     return last
 
 
+def _last_visit_at(run: NodeRun, examined: ExaminedRun, node_id: str) -> Routine[int]:
+    """Return the number of the last visit of the node where the run goes on; nothing of a later visit is recorded."""
+    if run.walker.tally.knows_visits:
+        return 0
+    point = examined.point
+    if point.node_id == node_id and not (point.is_foreign or run.live_ranges or run.renames):
+        return point.visit  # the newest checkpoint is of this node, and nothing was superseded
+    return (yield from last_visit(run, node_id))
+
+
 # -- going on --------------------------------------------------------------------------------------------
 
 
@@ -518,6 +528,6 @@ def go_on(run: NodeRun, request: ResumeRequest, examined: ExaminedRun, amendment
         yield from run.journal.finish(examined.point.sequence)
         return state
     if examined.spent.visit == 0:
-        examined.spent.visit = 1 if walker.tally.knows_visits else (yield from last_visit(run, next_node)) + 1
+        examined.spent.visit = (yield from _last_visit_at(run, examined, next_node)) + 1
     walker.spent = examined.spent
     return (yield from walker.walk(state, next_node))

@@ -561,9 +561,10 @@ class OwnerStore(WorkerStore):
         held = self._holding(run_id)
         with self._reading("latest") as tx:
             row = self._row(tx, run_id)
-            view = self._view(tx, row, held=held)
-            newest = view.info.sequence
             point = tx.live_checkpoint(run_id, row.live, before=before)
+            is_newest = before is None and not row.live and point is not None and not point.is_foreign
+            view = self._view(tx, row, held=held, checkpoint=point if is_newest else None)
+            newest = view.info.sequence
             tail: builtins.list[Record] | None = None
             if point is None:
                 tail = tx.records(run_id, before=before)
@@ -672,9 +673,12 @@ class OwnerStore(WorkerStore):
         row: Row,
         gone: IsGone | None = None,
         held: Mapping[str, TokenState] | None = None,
+        checkpoint: Record | None = None,
     ) -> RunRow:
+        """Build the row that others see. `checkpoint` is the newest checkpoint of all; None: it is read."""
         state = self._state(row, self.clock.time(), gone, held)
-        return self._view_of(tx, row, state, tx.newest_checkpoint(row.run_id), tx.newest(row.run_id))
+        entry = tx.newest_checkpoint(row.run_id) if checkpoint is None else RecordEntry(checkpoint, None)
+        return self._view_of(tx, row, state, entry, tx.newest(row.run_id))
 
     def _view_of(
         self, tx: Transaction, row: Row, state: LeaseState, newest_checkpoint: RecordEntry | None, newest: int
