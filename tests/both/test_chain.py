@@ -202,3 +202,29 @@ def test_a_link_between_two_pages_is_proven_too(medium, attacker):
         store.seals.check("r", record)
     with pytest.raises(CheckpointIntegrityError, match="does not follow the record before it"):
         store.seals.check("r", second[0])
+
+
+@pytest.mark.every_store
+def test_a_claim_after_damage_covers_the_last_proven_record_and_names_the_others(medium, keys, attacker):
+    store = medium.open(**keys)
+    filled(store, "r", 10)
+    whole = [attacker.kept(store, "r", number) for number in range(6)]
+    for number in (4, 5):
+        attacker.change(store, "r", number, lambda record: record._replace(header=(record.header or b"")[:-40]))
+    reader = reopened(medium, store, keys)
+    token = take(reader, "r").token
+    assert token is not None
+    write(reader, token, checkpoint("r", 7, "a", visit=6))
+    chain = {record.sequence: (record, link) for record, link in kept(reader)}
+    claim, link = chain[6]
+    assert ([4, 5], chain[3][1]) == (claim.header_fields()["passed"], prev_of(claim.header))
+    assert link == prev_of(chain[7][0].header)
+    assert 2 == len(reader.verify("r").problems)
+    # What was passed over counts no more, whatever stands there later.
+    for number in (4, 5):
+        attacker.change(reader, "r", number, lambda _, n=number: whole[n])
+    later = reopened(medium, reader, keys)
+    (problem,) = later.verify("r").problems
+    assert "record 5 of run 'r'" in problem
+    for record in later.read("r", after=5):
+        later.seals.check("r", record)

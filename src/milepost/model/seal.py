@@ -26,7 +26,14 @@ from typing import Any
 
 import msgspec
 
-from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, CheckpointVersionError, OptionError, shown
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    CheckpointVersionError,
+    DeserializeStateError,
+    OptionError,
+    shown,
+)
 from milepost.model.record import (
     CHECKPOINT,
     CHECKPOINT_VERSION,
@@ -352,6 +359,14 @@ class Seals:
             raise _refusal(run_id, record, flaw)
         # Without a key anybody may have saved bytes, and the store's digest says nothing about where they come from.
         return is_proven and (record.packing != VERBATIM or bool(self._keys or self._encryption_ids)), fields
+
+    def has_sound_header(self, run_id: str, record: Record) -> bool:
+        """Return whether the header of a record, as it is stored, has its seal and its place."""
+        try:
+            self._checked_header(run_id, record)
+        except DeserializeStateError:
+            return False
+        return True
 
     def _checked_header(self, run_id: str, record: Record) -> tuple[bool, Mapping[str, Any]]:
         """Check version, seal and place. Return whether the seal proves them, and the header's fields."""

@@ -53,6 +53,8 @@ _REMEMBERED = 16
 _MOST_ENDS = 1000
 """Number of runs of which a store remembers the record that it read last."""
 _NOTHING = (-2, "")
+_MOST_PASSED = 64
+"""Number of damaged records that a claim names at most."""
 
 ReadEnds = dict[str, tuple[int, str]]
 """For each run, the number and the link of the record that was read last, to prove that the next one follows it."""
@@ -205,8 +207,12 @@ class DecodingTransaction(Transaction):
         """Mark the records that do not cover the one before them, if that was read too. Return `opened`, so changed."""
         before, link = self._ends.get(run_id, _NOTHING)
         for at, record in enumerate(opened):
-            if record.sequence == before + 1 and prev_of(record.header) != link and not self._follows(run_id, record):
-                opened[at] = record._replace(packing=UNLINKED)
+            if record.sequence == before + 1 and prev_of(record.header) != link:
+                if self._passes_over_the_one_before(run_id, record):
+                    if at and self._is_whole(run_id, opened[at - 1]):
+                        opened[at - 1] = opened[at - 1]._replace(packing=UNLINKED)
+                elif not self._follows(run_id, record):
+                    opened[at] = record._replace(packing=UNLINKED)
             before, link = record.sequence, link_of(stored[at].header)
         if opened:
             if len(self._ends) > _MOST_ENDS:
@@ -222,6 +228,35 @@ class DecodingTransaction(Transaction):
             is_linked = prev_of(record.header) == link_of(stored.header)
             return is_linked or not all(self._is_whole(run_id, each) for each in (record, self._opened(run_id, stored)))
         return True
+
+    def _passes_over_the_one_before(self, run_id: str, record: Record) -> bool:
+        """Return whether a record names the one before it as damaged, and covers the last one before the damage."""
+        if b'"passed":' not in (record.header or b"") or not self._is_whole(run_id, record):
+            return False
+        passed = record.fields().get("passed")
+        if not isinstance(passed, builtins.list) or record.sequence - 1 not in passed:
+            return False
+        proven = self._tx.records(run_id, before=min(passed), newest=True, limit=1)
+        return prev_of(record.header) == (link_of(proven[0].header) if proven else "")
+
+    def proven_end(self, run_id: str) -> tuple[str, builtins.list[int]]:
+        """Return the link of the newest record whose header is proven, and the numbers of the damaged ones after it.
+
+        A store that can prove none of the newest records lacks the keys: then it is the link of the newest one.
+        """
+        passed: builtins.list[int] = []
+        newest = ""
+        while len(passed) < _MOST_PASSED:
+            before = passed[-1] if passed else None
+            stored = self._tx.records(run_id, before=before, newest=True, limit=1)
+            if not stored:
+                break
+            link = link_of(stored[0].header)
+            if self._seals.has_sound_header(run_id, stored[0]):
+                return link, passed[::-1]
+            newest = newest if passed else link
+            passed.append(stored[0].sequence)
+        return newest, []
 
     def _is_whole(self, run_id: str, record: Record) -> bool:
         try:

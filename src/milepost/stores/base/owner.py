@@ -268,7 +268,7 @@ class OwnerStore(WorkerStore):
         if ruling.outcome != "claimed":
             tx.put_row(ruling.row)
             return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
-        owner = self._following(tx, row.run_id, request.record)
+        owner = self._owner_record(tx, row.run_id, request.record)
         tx.take(ruling.row, owner)
         if request.finish is not None:
             release = Release("finished", degraded=row.degraded, missed=row.missed)
@@ -440,6 +440,18 @@ class OwnerStore(WorkerStore):
         with suppress(DamagedRow, RunNotFoundError), self._read("append") as tx:
             return tx.link(run_id, sequence)
         return ""
+
+    def _owner_record(self, tx: Transaction, run_id: str, record: Record) -> Record:
+        """Return the record of a claim as the backend stores it. It covers the last record that is proven, and names the
+        damaged ones after it.
+        """
+        if not isinstance(tx, DecodingTransaction):
+            return self._following(tx, run_id, record)
+        link, passed = tx.proven_end(run_id)
+        if passed:
+            text = ",".join(map(str, passed))
+            record = record._replace(header=b'%s,"passed":[%s]' % (record.header or b"", text.encode()))
+        return self._sealed(run_id, record, "", link)
 
     def _following(self, tx: Transaction, run_id: str, record: Record) -> Record:
         """Return the record, which is the next one of its run, as the backend stores it."""
