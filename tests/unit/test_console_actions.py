@@ -266,7 +266,16 @@ def test_each_of_many_runs_is_asked_about(engine: Engine):
     assert (["done"], {"failed": "ada may not delete it"}) == (result["done"], result["refused"])
 
 
-@pytest.mark.parametrize("data", [{}, {"what": "burn"}, {"what": "cancel"}, {"what": "cancel", "before": "2026-01-01"}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"what": "burn"},
+        {"what": "cancel"},
+        {"what": "cancel", "before": "2026-01-01"},
+        {"what": "cancel", "before": "2026-01-01", "id": "\x00"},
+    ],
+)
 def test_a_form_that_names_no_runs_does_nothing(client: TestClient, data: dict[str, str]):
     assert 400 == client.post("/bulk", data=data).status_code
 

@@ -353,3 +353,56 @@ def test_hidden_errors_show_type_and_node_alone(engine: Engine):
     assert ("ValueError", "price") == tuple(
         client.get("/runs/failed?format=json").json()["error"][name] for name in ("error_type", "node_id")
     )
+
+
+# -- odd requests ----------------------------------------------------------------------------------------------
+
+QUERIES = [
+    *(
+        "part=live&mark=x",
+        "before=x",
+        "before=99999999999999999999999",
+        "against=9",
+        "against=-1",
+        "against=x",
+        "node=nope",
+    ),
+    *("visit=0", "visit=3&node=add", "after=nope", "created_after=9999-12-31T23:59:59%2B00:00", "tag=a%3Db&tag=c%3D"),
+    *(
+        "created_before=0001-01-01T00:00:00%2B14:00",
+        "prefix=%00",
+        "flow=%ED%A0%80",
+        "what=requeue",
+        "what=delete&id=%00",
+    ),
+    *("prefix=" + "x" * 2000, "=", "&&&", "a[]=1", "error=%27", "scale=true", "visit=%C2%B2", "before=%D9%A3"),
+]
+FORMS: list[dict[str, str]] = [
+    {"at": "x"},
+    {"at": "9999-12-31T23:59:59+00:00"},
+    {"wait": "ask#1", "payload": "[" * 5000},
+    {"wait": "ask#1", "payload": "1e999"},
+    {"wait": "ask#1", "payload": '"\\ud800"'},
+    {"wait": "ask#1", "payload": "true", "signal_id": "x" * 600},
+    {"node": "add", "state": "[" * 100_000},
+    {"node": "add", "state": '{"a": 1e400}'},
+    {"node": "add", "state": '{"a": "\\ud800"}', "new_run_id": "odd"},
+    {"node": "add", "visit": "9"},
+    {"new_run_id": "failed"},
+    {"new_run_id": "\x00"},
+    {"reason": "\x1f\x00" * 2000},
+    {"what": "cancel", "before": "2026-01-01", "id": "\x00"},
+]
+
+
+def test_odd_requests_are_answered_with_less_than_500():
+    with new_engine() as engine:
+        client = writing(engine)
+        for path in ("/runs", "/runs/failed", "/runs/failed/at/1", "/runs/failed/fork", "/bulk", "/waits"):
+            for query in QUERIES:
+                assert client.get(f"{path}?{query}").status_code < 500, (path, query)
+        for path in ("/runs/failed/retry", "/runs/wait/answer", "/runs/failed/fork", "/runs/ready/cancel", "/bulk"):
+            for form in FORMS:
+                assert client.post(path, data=form, headers=OWN).status_code < 500, (path, form)
+        for path in ("/runs/%00", "/runs/.", "/runs/..%2F..", "/runs/%00/retry"):
+            assert client.get(path).status_code < 500, path

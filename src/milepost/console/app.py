@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from milepost.console import answers, guard
 from milepost.console.actions import ACTIONS
 from milepost.console.bulk import find_batch, perform_batch
-from milepost.console.handling import acted, downloaded, shown
+from milepost.console.handling import acted, as_problems, downloaded, shown
 from milepost.console.problems import Problem
 from milepost.console.routes import DEEDS, PAGES, Place, find_place, link, segments_of
 from milepost.console.site import Asked, Site, User, Write, parse_fields
@@ -186,11 +186,13 @@ class Console:
         return await run_in_threadpool(acted, self._site, name, asked)
 
     async def _act_on_many(self, asked: Asked) -> answers.Page:
-        batch = await run_in_threadpool(find_batch, self._site, asked)
+        with as_problems(self._site):
+            batch = await run_in_threadpool(find_batch, self._site, asked)
         for info in batch.runs:
             if not await self._may(asked.user, batch.action, info.run_id):
                 batch.refused[info.run_id] = f"{asked.user} may not {batch.action} it"
-        return await run_in_threadpool(perform_batch, self._site, asked, batch)
+        with as_problems(self._site):
+            return await run_in_threadpool(perform_batch, self._site, asked, batch)
 
     async def _may(self, user: str | None, action: str, run_id: str) -> bool:
         write = self._site.write

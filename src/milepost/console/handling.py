@@ -14,6 +14,7 @@ from milepost.console.pages.run import show_run
 from milepost.console.problems import AnswerRefusedError, Problem
 from milepost.console.site import Asked, Site
 from milepost.errors import (
+    InvalidIDError,
     MilepostError,
     NotAuthorizedError,
     OptionError,
@@ -27,19 +28,19 @@ from milepost.views.text import clean
 
 def shown(site: Site, name: str, asked: Asked) -> Page:
     """Make a page. Raises `Problem` if it can't be shown."""
-    with _as_problems(site):
+    with as_problems(site):
         return HANDLERS[name](site, asked)
 
 
 def downloaded(site: Site, name: str, asked: Asked) -> tuple[str, bytes]:
     """Return the name and the bytes of a file: what a record holds, or all of a run."""
-    with _as_problems(site):
+    with as_problems(site):
         return export_of(site, asked) if name == "export" else state_to_download(site, asked)
 
 
 def acted(site: Site, name: str, asked: Asked) -> str | Page:
     """Do an action on one run; return the run to look at then. A refused answer comes back as the page with its form."""
-    with _as_problems(site):
+    with as_problems(site):
         try:
             if name == "fork" and asked.text("check"):
                 return HANDLERS["fork"](site, asked)
@@ -49,7 +50,8 @@ def acted(site: Site, name: str, asked: Asked) -> str | Page:
 
 
 @contextmanager
-def _as_problems(site: Site) -> Iterator[None]:
+def as_problems(site: Site) -> Iterator[None]:
+    """Turn every error of the library into the page that says what happened."""
     try:
         yield
     except RunNotFoundError as exc:
@@ -61,7 +63,7 @@ def _as_problems(site: Site) -> Iterator[None]:
             raise Problem(409, "It can't be read", clean(exc)) from exc
         logging.getLogger("milepost").warning("the console can't reach its store: %s", exc)
         raise Problem(503, "The store does not answer", clean(exc), is_temporary=True) from exc
-    except OptionError as exc:
+    except (InvalidIDError, OptionError) as exc:
         raise Problem(400, "That makes no sense", clean(exc)) from exc
     except MilepostError as exc:
         raise Problem(409, "It was refused", clean(exc)) from exc
