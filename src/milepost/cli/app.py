@@ -67,7 +67,7 @@ class Deferred(click.Command):
 for _name, _home, _summary in (
     ("cancel", "sending:cancel", "Ask a run to end, or all that match."),
     ("check", "check:check_runs", "Check the app's code against the runs that are open."),
-    ("console", "console:console", "Serve web pages of a store's runs."),
+    ("console", "console:console", "Serve web pages of a store's runs, until Ctrl-C."),
     ("crashtest", "crashing:crashtest", "Kill a flow everywhere, and see whether it ends the same."),
     ("db", "database:db", "Look at the tables of a database, and bring them up to date."),
     ("delete", "keeping:delete", "Delete a run, or one node of it, for good."),

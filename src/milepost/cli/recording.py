@@ -40,7 +40,7 @@ def record_as_test(
     yes_plain_text: bool,
     force: bool,
 ) -> int:
-    """Turn a run into a test: its record, and a Python file that plays it again with pytest.
+    """Turn a run into a test: its record, and a file for pytest.
 
     The app is imported; of its code only that runs which decides about the path. Exit code 1 if the run is not whole, if
     hiding changes its path, or if the test fails with the code as it is.
