@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from milepost import END, Checkpoint, Graph, NodeError, Retry
+from milepost import END, Checkpoint, Graph, NodeError, Retry, StepError, step, workflow
 from milepost.errors import NodeTimeoutError, RouterError, RunTimeoutError
 from milepost.events import AttemptFailed, NodeOverdue
 from milepost.model.record import parse_time
@@ -72,6 +72,27 @@ def test_a_policy_tries_again_and_each_failure_is_recorded(verbs, store, line, l
     assert [1, 2] == [fields["attempt"] for fields in failures(store)]
     assert [("b", 1, 3)] == [(i.node_id, i.visit, i.attempt) for i in store.list("r1") if i.node_id == "b"]
     assert 3 == Checkpoint.decode(store.load("r1", "b")).attempt
+
+
+def test_a_failure_tells_how_long_its_attempt_took_and_how_many_the_policy_allows(verbs, medium, jumping, line):
+    def slow(state):
+        jumping.advance(1.5)
+        raise ValueError("no")
+
+    retried = line(Count, "ab", {"b": slow}, {"b": {"retry": Retry(2, backoff=8, jitter=False)}})
+    once = line(Count, "a", {"a": slow})
+
+    @workflow("w")
+    def steps():
+        yield step("b").python(slow, args=(1,)).retry(2, backoff=8)
+
+    store = medium.open(clock=jumping)
+    for run_id, flow, value in (("graph", retried, Count()), ("once", once, Count()), ("steps", steps, None)):
+        with pytest.raises((NodeError, StepError)):
+            verbs.run(flow, *([] if value is None else [value]), store=store, run_id=run_id, clock=jumping)
+    told = {run_id: [(f["duration_ms"], f.get("max_attempts")) for f in failures(store, run_id)]
+            for run_id in ("graph", "once", "steps")}  # fmt: skip
+    assert {"graph": [(1500.0, 2)] * 2, "once": [(1500.0, None)], "steps": [(1500.0, 2)] * 2} == told
 
 
 def test_the_policy_of_a_call_serves_nodes_without_their_own(verbs, line, log):

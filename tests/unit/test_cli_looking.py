@@ -447,21 +447,25 @@ def test_frames_of_libraries_are_folded() -> None:
     assert " |   ... 1 frame of libraries, to <string>:2, in b\n | KeyError: 1" in fold_frames(group)
 
 
-def test_show_tells_how_long_a_node_runs_and_when_the_next_attempt_begins(shop: Shop) -> None:
+def test_show_tells_since_when_a_node_runs_how_its_attempt_failed_and_when_the_next_attempt_begins(shop: Shop) -> None:
     url = ("--store", "sqlite:///s.db")
     with SQLiteStore("s.db") as store:
         token = make_run(store, "live")
         told = shop.call("show", "live", *url).out
-        assert re.search(r"^price +- +running +- +- +for \d", told, re.MULTILINE)
+        assert re.search(r"^price +- +running +- +- +since at least \d.* UTC$", told, re.MULTILINE)
         assert re.search(r"^newest +\d.* ago$", told, re.MULTILINE)
         fields = {"error_type": "OSError", "message": "no", "op": "execute", "attempt": 1,
-                  "retry_at": "2099-01-01T00:00:00.000000Z"}  # fmt: skip
+                  "duration_ms": 1500.0, "max_attempts": 5, "retry_at": "2099-01-01T00:00:00.000000Z"}  # fmt: skip
         record = make_record(
             "live", 1, "2026-11-28T00:00:00.000000Z", "failure", node_id="price", visit=1, fields=fields
         )
         store.append([Append(token, (record,))])
         told = shop.call("show", "live", *url).out
-        assert "attempt 1 failed: OSError: no; attempt 2 begins at 2099-01-01 00:00:00 UTC" in told
+        failed = "attempt 1 of 5 failed after 1.5 s: OSError: no; attempt 2 of 5 begins at 2099-01-01 00:00:00 UTC"
+        assert re.search(rf"^price#1 +- +running +1 of 5 +1\.5 s +{failed}$", told, re.MULTILINE)
+        assert re.search(
+            r"^1 +failure +price#1 +1 of 5 .* 1\.5 s ", shop.call("history", "live", *url).out, re.MULTILINE
+        )
 
 
 LOOKING = (

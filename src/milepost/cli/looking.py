@@ -37,7 +37,7 @@ from milepost.views.journal import is_workflow, read_entries, records_of, steps_
 from milepost.views.rows import info_document, shown_next
 from milepost.views.states import StateMissingError, changes, find_state, named_state, newest_state, patch_between
 from milepost.views.status import RunView, view_run
-from milepost.views.text import ago, clean, duration, in_options, short, size, utc
+from milepost.views.text import ago, attempt_of, clean, duration, in_options, short, size, utc
 
 # -- The command that lists all records of a run: history. It needs no code of the user's ----------
 
@@ -75,7 +75,7 @@ def history(invocation: Invocation, run_id: str) -> int:
                 entry.kind,
                 f"{entry.node_id}#{entry.visit}" if entry.node_id else "",
                 *([entry.branch] if has_branches else []),
-                entry.attempt,
+                "" if entry.attempt is None else attempt_of(entry.attempt, entry.max_attempts),
                 ago(entry.timestamp) if entry.timestamp else "",
                 duration(entry.duration_ms),
                 size(entry.size) if entry.size else "",

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from milepost.console.routes import link
 from milepost.model.tracebacks import fold_frames
-from milepost.views.text import ago, clean, duration, elapsed, json_text, short, size
+from milepost.views.text import ago, attempt_of, clean, duration, elapsed, json_text, short, size
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
@@ -72,6 +72,7 @@ def environment() -> jinja2.Environment:
     made.filters |= {
         "clean": clean,
         "duration": duration,
+        "attempt_of": attempt_of,
         "elapsed": lambda text: elapsed(_time(text)),
         "folded": fold_frames,
         "plain": json_text,

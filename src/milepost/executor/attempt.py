@@ -38,7 +38,9 @@ class AttemptOutcome(msgspec.Struct, eq=False):
     is_refused: bool = False
     """True if the check of the answer raised the error."""
     duration: float = 0.0
-    """Milliseconds, for an attempt that succeeded."""
+    """Milliseconds; for an attempt that succeeded, those of the work before it too."""
+    max_attempts: int | None = None
+    """The number of attempts that the policy allows; None: there is no policy."""
     statements: tuple[Statement, ...] = ()
     """The statements that are to count with the record of a successful attempt."""
     retry_in: float | None = None
@@ -52,6 +54,10 @@ class AttemptOutcome(msgspec.Struct, eq=False):
             self.op = "commit"
         elif isinstance(self.error, AttemptTimedOut):
             self.op = "timeout"
+
+    def attempt_fields(self) -> dict[str, Any]:
+        """Return the fields that a failure record has for the attempt, beside those for its error."""
+        return {"duration_ms": round(self.duration * 1000) / 1000, "max_attempts": self.max_attempts}
 
 
 class UnitVisit:
@@ -146,7 +152,7 @@ def run_attempt(visit: UnitVisit) -> Routine[AttemptOutcome]:
     )
     if visit.takes_statements:
         context._statements = None
-    began = clock.monotonic() if visit.began is None else visit.began
+    called_at = clock.monotonic()
     outcome = AttemptOutcome(context)
     is_checking = False
     try:
@@ -159,10 +165,11 @@ def run_attempt(visit: UnitVisit) -> Routine[AttemptOutcome]:
             if visit.over_at is not None and clock.monotonic() >= visit.over_at:
                 raise OutOfTime(visit.over_at, is_running=exc.is_running) from exc
             raise run.out_of_time() from exc
+        outcome.duration = (clock.monotonic() - called_at) * 1000
         outcome.is_refused = is_checking
         outcome.fail(exc)
         return outcome
-    outcome.duration = (clock.monotonic() - began) * 1000
+    outcome.duration = (clock.monotonic() - (called_at if visit.began is None else visit.began)) * 1000
     if visit.takes_statements:
         # A thread of the function that asks for a statement from now on is too late, and gets an error.
         queued, context._statements = context._statements, ()
@@ -231,6 +238,7 @@ def record_outcome(visit: UnitVisit, outcome: AttemptOutcome) -> Routine[bool]:
     error = outcome.error
     assert error is not None
     outcome.retry_in = _count(visit, error)
+    outcome.max_attempts = None if visit.policy is None else visit.policy.max_attempts
     final = None
     if outcome.retry_in is None:
         final = visit.give_up(outcome)

@@ -59,8 +59,11 @@ class Visit:
     status: str = "running"
     visit: int | None = None
     attempts: int = 0
+    max_attempts: int | None = None
+    """The number of attempts that its policy allows, while the newest has failed; None without a policy."""
     failures: int = 0
     duration_ms: float | None = None
+    """Milliseconds of the visit, or of its newest attempt if that has failed."""
     last_at: datetime | None = None
     sequence: int | None = None
     """The number of its newest record."""
@@ -366,7 +369,7 @@ class StatusBuilder:
         visit = self._at(record, fields)
         visit.is_done, visit.status = True, "done"
         visit.attempts = int(fields.get("attempt") or 1)
-        visit.duration_ms = fields.get("duration_ms")
+        visit.duration_ms, visit.max_attempts = fields.get("duration_ms"), None
         visit.next_node = fields.get("next_node")
         visit.error, visit.failed_at, visit.retry_at, visit.wait, visit.reason = "", -1, None, None, ""
         fork = fields.get("fork")
@@ -383,6 +386,7 @@ class StatusBuilder:
         visit.failures += 1
         if not visit.is_done:
             visit.attempts = max(visit.attempts, int(fields.get("attempt") or 1))
+            visit.duration_ms, visit.max_attempts = fields.get("duration_ms"), fields.get("max_attempts")
         visit.error = f"{fields.get('error_type')}: {fields.get('message')}"
         visit.retry_at = time_of(fields.get("retry_at"))
         visit.failed_at = record.sequence if fields.get("final") or fields.get("given_up") else -1

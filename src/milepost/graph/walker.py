@@ -535,7 +535,7 @@ class Walker:
         assert error is not None
         retry_at = None if pause is None else format_time(self.options.clock.time() + pause)
         last = {} if final is None else self.for_good()
-        failure = self.failure(op, outcome.context, error, retry_at=retry_at, **last)
+        failure = self.failure(op, outcome.context, error, **outcome.attempt_fields(), retry_at=retry_at, **last)
         try:
             if final is None:
                 yield from self.journal.write((failure,))

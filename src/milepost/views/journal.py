@@ -54,6 +54,8 @@ class JournalLine:
     branch: str | None
     """The path to its branch or item, as `fork#visit/branch`, the outermost fork first."""
     note: str
+    max_attempts: int | None = None
+    """The number of attempts that the policy of a failed attempt allows; None without a policy."""
     error: dict[str, Any] | None = None
     """Type, message and traceback of a failure, as in its record; None if the seal does not prove them."""
     by: str | None = None
@@ -187,6 +189,7 @@ def _entry(record: Record, superseded: bool, timestamp: datetime | None) -> Jour
         epoch=fields.get("epoch"),
         branch=fields.get("branch"),
         note=note,
+        max_attempts=fields.get("max_attempts"),
         by=by,
     )
 

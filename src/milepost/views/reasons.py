@@ -10,7 +10,7 @@ from milepost.graph.status import RunStatus, Visit
 from milepost.model.info import RunInfo
 from milepost.store import ENDED
 from milepost.views.status import RunView
-from milepost.views.text import utc
+from milepost.views.text import attempt_of, utc
 from milepost.views.tree import TreeStep
 
 _ENDS = {
@@ -83,7 +83,8 @@ def what_follows(view: RunView, now: datetime) -> list[str]:
     for part in _each(parts):
         if part.retry_at is not None and part.retry_at > now:
             name = part.node_id if isinstance(part, Visit) else part.step_id
-            found.append(f"next try of {name!r} at {utc(part.retry_at)}: attempt {part.attempts + 1}")
+            number = attempt_of(part.attempts + 1, part.max_attempts)
+            found.append(f"next try of {name!r} at {utc(part.retry_at)}: attempt {number}")
     return found
 
 

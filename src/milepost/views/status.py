@@ -28,6 +28,7 @@ from milepost.views.journal import actor_of, believed, is_workflow, records_of
 from milepost.views.rows import awaited_places, places_at_rest, shown_places, why_it_stands
 from milepost.views.text import (
     ago,
+    attempt_of,
     duration,
     elapsed,
     json_text,
@@ -248,7 +249,8 @@ def _row(step: TreeStep | Visit | None, name: str, remark: str, *, has_marks: bo
     took = "" if step.duration_ms is None else duration(step.duration_ms)
     is_marked = isinstance(step, TreeStep) and step.is_marked
     mark = [("marked" if is_marked else "")] if has_marks else []
-    return (name, kind, step.status, step.attempts or "", took, *mark, remark)
+    attempts = attempt_of(step.attempts, step.max_attempts) if step.attempts else ""
+    return (name, kind, step.status, attempts, took, *mark, remark)
 
 
 def next_node(latest: RunSnapshot) -> str | None:

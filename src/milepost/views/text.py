@@ -77,6 +77,11 @@ def duration(milliseconds: float | None) -> str:
     return f"{minutes} min {left} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def attempt_of(attempt: int, limit: int | None) -> str:
+    """Return the number of an attempt, and how many the policy allows; a crash may have added attempts beyond them."""
+    return f"{attempt} of {limit}" if limit is not None and attempt <= limit else str(attempt)
+
+
 def elapsed(since: datetime) -> str:
     """Return the time that has passed since a moment, in a fitting unit."""
     return duration(max((datetime.now(UTC) - since).total_seconds(), 0.0) * 1000)

@@ -17,7 +17,18 @@ from milepost.model.info import Wait
 from milepost.model.record import END, Record
 from milepost.store import ENDED, RunSnapshot
 from milepost.views.journal import failure_text
-from milepost.views.text import clean, elapsed, iso, json_text, plural, short, utc, wait_document, wait_text
+from milepost.views.text import (
+    attempt_of,
+    clean,
+    duration,
+    iso,
+    json_text,
+    plural,
+    short,
+    utc,
+    wait_document,
+    wait_text,
+)
 
 _FOLDED = 20
 """The number of rows that are shown for the steps of one step, the visits of one path, or the items of one map."""
@@ -40,8 +51,11 @@ class TreeStep:
     outcome: str | None = None
     visit: int = 1
     attempts: int = 0
+    max_attempts: int | None = None
+    """The number of attempts that its policy allows, while the newest has failed; None without a policy."""
     failures: int = 0
     duration_ms: float | None = None
+    """Milliseconds of the step, or of its newest attempt if that has failed."""
     last_at: datetime | None = None
     sequence: int | None = None
     is_marked: bool = False
@@ -175,6 +189,7 @@ def _fill_open(step: TreeStep, recorded: JournalHistory, *, is_over: bool) -> No
         failure = failures[-1].fields
         step.error = failure_text(failure)
         step.retry_at = time_of(failure.get("retry_at"))
+        step.duration_ms, step.max_attempts = failure.get("duration_ms"), failure.get("max_attempts")
         if is_over and (failure.get("given_up") or failure.get("final")):
             step.status = "failed"
     if wait is not None:
@@ -225,17 +240,23 @@ def remark_on(step: TreeStep) -> str:
         case "waiting":
             return _wait_remark(step)
         case "in flight" | "unfinished":
-            return _failed_attempt(step.attempts, short(step.error, 100), step.retry_at) if step.error else ""
+            if step.error:
+                return _failed_attempt(step, short(step.error, 100))
+            if step.status == "unfinished" or step.steps or step.last_at is None:
+                return ""
+            return f"since at least {utc(step.last_at)}"
         case _:
             return _output_remark(step)
 
 
-def _failed_attempt(attempts: int, error: str, retry_at: datetime | None) -> str:
+def _failed_attempt(part: TreeStep | Visit, error: str) -> str:
     """Return how the newest attempt ended, and when the next one begins."""
-    if retry_at is None:
-        return f"attempt {attempts} failed: {error}"
-    begins = "began" if retry_at <= datetime.now(UTC) else "begins"
-    return f"attempt {attempts} failed: {error}; attempt {attempts + 1} {begins} at {utc(retry_at)}"
+    took = "" if part.duration_ms is None else f" after {duration(part.duration_ms)}"
+    failed = f"attempt {attempt_of(part.attempts, part.max_attempts)} failed{took}: {error}"
+    if part.retry_at is None:
+        return failed
+    begins = "began" if part.retry_at <= datetime.now(UTC) else "begins"
+    return f"{failed}; attempt {attempt_of(part.attempts + 1, part.max_attempts)} {begins} at {utc(part.retry_at)}"
 
 
 def _wait_remark(step: TreeStep) -> str:
@@ -322,14 +343,14 @@ def _visit_text(visit: Visit, begun: datetime | None) -> str:
         return f"for {wait_text(visit.wait)}{refused}"
     if visit.error:
         error = short(visit.error, 160)
-        return error if visit.status == "failed" else _failed_attempt(visit.attempts, error, visit.retry_at)
+        return error if visit.status == "failed" else _failed_attempt(visit, error)
     if visit.is_counted:
         return _progress(visit.progress)
     if visit.kind == "branch" and not visit.is_done:
         newest = next((inner for inner in reversed(visit.steps) if inner.status != "done"), None)
         return "" if newest is None else f"at {clean(newest.name)}"
     if visit.status == "running" and begun is not None and not visit.steps:
-        return f"for {elapsed(begun)}"
+        return f"since at least {utc(begun)}"
     if visit.fork:
         return plural(len(visit.fork), "branch").replace("branchs", "branches")
     return ""

@@ -406,8 +406,13 @@ class StepVisit(PartsVisit):
 
     def _failure_draft(self, outcome: AttemptOutcome, retry_at: str | None, *, is_last: bool) -> PendingRecord:
         assert outcome.error is not None
-        attempt = outcome.context.attempt
-        fields = {"op": outcome.op, "attempt": attempt, **failure_fields(outcome.error), "retry_at": retry_at}
+        fields = {
+            "op": outcome.op,
+            "attempt": outcome.context.attempt,
+            **failure_fields(outcome.error),
+            **outcome.attempt_fields(),
+            "retry_at": retry_at,
+        }
         if is_last:
             fields["given_up"] = True
         if self.ended_by is not None:

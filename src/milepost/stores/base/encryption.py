@@ -144,6 +144,7 @@ READABLE = {
         "final",
         "given_up",
         "retry_at",
+        "max_attempts",
         "status",
         "result",
         "trunk",
