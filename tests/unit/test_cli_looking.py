@@ -452,7 +452,7 @@ def test_show_tells_since_when_a_node_runs_how_its_attempt_failed_and_when_the_n
     with SQLiteStore("s.db") as store:
         token = make_run(store, "live")
         told = shop.call("show", "live", *url).out
-        assert re.search(r"^price +- +running +- +- +since at least \d.* UTC$", told, re.MULTILINE)
+        assert re.search(r"^price +- +running +- +- +since \d.* UTC at the earliest$", told, re.MULTILINE)
         assert re.search(r"^newest +\d.* ago$", told, re.MULTILINE)
         fields = {"error_type": "OSError", "message": "no", "op": "execute", "attempt": 1,
                   "duration_ms": 1500.0, "max_attempts": 5, "retry_at": "2099-01-01T00:00:00.000000Z"}  # fmt: skip

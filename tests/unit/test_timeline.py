@@ -19,7 +19,7 @@ from milepost.model.record import (
     make_record,
 )
 from milepost.views.text import iso
-from milepost.views.timeline import Row, Timeline, read_timeline
+from milepost.views.timeline import Lane, Timeline, read_timeline
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -46,7 +46,7 @@ class Journal:
         return read_timeline(self.records, live, status, BEGIN + timedelta(seconds=now), **options)
 
 
-def bars(row: Row) -> list[tuple[str, float, float]]:
+def bars(row: Lane) -> list[tuple[str, float, float]]:
     return [(bar.kind, bar.x, bar.width) for bar in row.bars]
 
 

@@ -26,7 +26,7 @@ from milepost.cli.targets import find_target, load_target, read_input, split_inp
 from milepost.cli.text import print_table, to_json
 from milepost.cli.values import read_json, read_pairs
 from milepost.errors import MilepostError, OptionError
-from milepost.testing.crashing import CrashReport, NonDeterministicNode, Player, check_worlds, examine, undisturbed
+from milepost.testing.crashing import CrashReport, NonDeterministicNode, Trial, check_worlds, examine, undisturbed
 from milepost.testing.killing import ChildRuns, UndisturbedRunError, UsageOfChildError, failure_text, serve, work
 from milepost.testing.playing import inputs_of
 from milepost.testing.scenarios import Subject, plain_json
@@ -145,9 +145,9 @@ def _try(
     plain, other = children.play((), 1), children.play((), 2)
     check_repeatable(plain, other, flow, front, nondeterministic)
     check_worlds(plain, other, children.before)
-    player: Player = children
+    trial: Trial = children
     if not is_killed:
-        player, began = subject, time.monotonic()
+        trial, began = subject, time.monotonic()
         with _quiet(invocation):
             plain = undisturbed(subject, flow, front, nondeterministic)
     each = (time.monotonic() - began) / 2
@@ -159,7 +159,7 @@ def _try(
             print(f"milepost: {told}; --places 20 tries a sample", file=sys.stderr)
 
     with _quiet(invocation):
-        report, _ = examine(player, flow, front, 1, places, nondeterministic, plain=plain, announce=estimate)
+        report, _ = examine(trial, flow, front, 1, places, nondeterministic, plain=plain, announce=estimate)
     return shown.report(report, plain.world, time.monotonic() - began)
 
 

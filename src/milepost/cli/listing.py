@@ -13,7 +13,7 @@ from milepost.cli.commands import FAILED, NOT_FOUND, OK, Invocation, command
 from milepost.cli.places import is_postgres, open_each, url_of
 from milepost.cli.text import print_table, to_json
 from milepost.cli.values import read_pairs, read_pause, read_time
-from milepost.engine.matching import Stop
+from milepost.engine.matching import StoppedAfter
 from milepost.errors import RunNotFoundError
 from milepost.model.info import RunInfo
 from milepost.views.rows import shown_places
@@ -104,21 +104,21 @@ def _count(store: Store, filters: BulkFilters) -> int:
     return count
 
 
-def stopping(stop: Stop | None) -> str:
+def stopping(stop: StoppedAfter | None) -> str:
     """Say why a search stopped; "" if it did not."""
     return "" if stop is None else f"{stop.reason}; "
 
 
 def _newest(
     stores: Sequence[Store], limit: int, filters: BulkFilters, *, is_complete: bool
-) -> tuple[list[tuple[str, RunInfo]], Stop | None]:
+) -> tuple[list[tuple[str, RunInfo]], StoppedAfter | None]:
     """Return the newest runs of all stores that match, each with its store's place, and where the search stopped."""
     if len(stores) > 1 and "after" in filters:
         filters = filters.copy()
         ends = [_find(stores, str(filters.pop("after"))).created_at, *filter(None, [filters.get("created_before")])]
         filters["created_before"] = min(ends)
     runs: list[tuple[str, RunInfo]] = []
-    stop: Stop | None = None
+    stop: StoppedAfter | None = None
     for store in stores:
         found, at = find_runs(store, {**filters, "limit": limit}, is_complete=is_complete)
         runs += [(store.place, info) for info in found]

@@ -23,7 +23,7 @@ from milepost.cli.text import to_json
 from milepost.cli.values import read_json, read_pairs, read_time
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
-from milepost.engine.matching import Outcomes, Stop
+from milepost.engine.matching import Outcomes, StoppedAfter
 from milepost.engine.requeue import STANDING
 from milepost.executor.effects import Routine
 from milepost.model.ids import SYSTEM
@@ -204,7 +204,7 @@ def _filters_instead_of(has_ids: bool, given: Mapping[str, Any], deed: str) -> B
     return filters
 
 
-def _found(engine: Engine, filters: BulkFilters, otherwise: Sequence[str]) -> tuple[list[str], Stop | None]:
+def _found(engine: Engine, filters: BulkFilters, otherwise: Sequence[str]) -> tuple[list[str], StoppedAfter | None]:
     found, stop = find_runs(engine.store, filters, otherwise, is_complete=True)
     return [info.run_id for info in found], stop
 
@@ -226,7 +226,7 @@ def _each(run_ids: Sequence[str], act: Callable[[str], Routine[T]]) -> Outcomes[
     return outcomes
 
 
-def _tell_all(run_ids: Sequence[str], refused: Mapping[str, str], done: str, stop: Stop | None) -> int:
+def _tell_all(run_ids: Sequence[str], refused: Mapping[str, str], done: str, stop: StoppedAfter | None) -> int:
     for run_id, reason in refused.items():
         print(f"refused {clean(run_id)}: {clean(reason)}")
     print(done if run_ids else "no runs match")

@@ -21,7 +21,7 @@ MOST_ERRORS = 10_000
 T = TypeVar("T")
 
 
-class Stop(NamedTuple):
+class StoppedAfter(NamedTuple):
     """The run with which a search stopped, and why."""
 
     after: str
@@ -60,7 +60,7 @@ def walk(
     *,
     is_complete: bool = True,
     **filters: Unpack[BulkFilters],
-) -> Routine[Stop | None]:
+) -> Routine[StoppedAfter | None]:
     """Visit each run that matches once, the newest first.
 
     Without `status` the runs with the statuses `otherwise` are meant (None: all), or the failed ones if errors are
@@ -96,10 +96,10 @@ def walk(
                     return None
             compared += compares_errors
             if compared == MOST_ERRORS:
-                return Stop(after, f"the errors of {MOST_ERRORS} runs were compared")
+                return StoppedAfter(after, f"the errors of {MOST_ERRORS} runs were compared")
         end: str | None = getattr(page, "stopped_after", None)
         if end is not None and not is_complete:
-            return Stop(end, f"{MOST_WALKED} runs were looked at")
+            return StoppedAfter(end, f"{MOST_WALKED} runs were looked at")
         if not page and end is None:
             return None
         after = end or after

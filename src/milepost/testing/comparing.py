@@ -6,21 +6,23 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from milepost.testing.recorded import RecordedRun, Visit
+from milepost.testing.recorded import RecordedRun, RecordedVisit
 from milepost.views.text import short
 
 MOST_LINES = 20
 _MISSING: Any = object()
 
 
-class Difference(NamedTuple):
+class FirstDifference(NamedTuple):
     """A difference of one visit."""
 
     text: str
-    visit: Visit
+    visit: RecordedVisit
 
 
-def first_difference(recorded: RecordedRun, replayed: RecordedRun, *, path: bool, state: bool) -> Difference | None:
+def first_difference(
+    recorded: RecordedRun, replayed: RecordedRun, *, path: bool, state: bool
+) -> FirstDifference | None:
     """Return the first recorded visit that the replay lacks or makes otherwise; None if there is none.
 
     `path` compares order, facts and questions, `state` the states after nodes and the outputs of steps. Visits of
@@ -48,16 +50,16 @@ def first_difference(recorded: RecordedRun, replayed: RecordedRun, *, path: bool
     return _first_new(recorded, replayed) if path and recorded.status in {"finished", "failed"} else None
 
 
-def _first_new(recorded: RecordedRun, replayed: RecordedRun) -> Difference | None:
+def _first_new(recorded: RecordedRun, replayed: RecordedRun) -> FirstDifference | None:
     """Return the first visit that only the replay has."""
     known = {visit.key for visit in recorded.visits}
     new = next((visit for visit in replayed.visits if visit.key not in known), None)
-    return None if new is None else Difference(f"{new}, which is not in the record", new)
+    return None if new is None else FirstDifference(f"{new}, which is not in the record", new)
 
 
-def _difference(visit: Visit, *lines: str) -> Difference:
+def _difference(visit: RecordedVisit, *lines: str) -> FirstDifference:
     more = [f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    return Difference("\n  ".join([f"{visit} (record {visit.sequence}):", *lines[:MOST_LINES], *more]), visit)
+    return FirstDifference("\n  ".join([f"{visit} (record {visit.sequence}):", *lines[:MOST_LINES], *more]), visit)
 
 
 def json_changes(path: str, before: Any, after: Any) -> Iterator[str]:

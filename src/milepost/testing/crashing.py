@@ -101,7 +101,7 @@ def _lines(report: CrashReport) -> Iterator[str]:
             yield f"  so it is at {len(found.places)} of {report.scenarios} places, first seen at node {found.node!r}"
 
 
-class Player(Protocol):
+class Trial(Protocol):
     """A way to run the flow under test, with processes that die."""
 
     @property
@@ -124,7 +124,7 @@ class Player(Protocol):
 
 
 def examine(
-    player: Player,
+    trial: Trial,
     flow: str,
     front: str,
     crashes: int | Sequence[Crash],
@@ -140,35 +140,35 @@ def examine(
     `announce` is called with the number of places before the first disturbed run. Raises what undisturbed runs raise.
     """
     if plain is None and isinstance(crashes, int):
-        plain = undisturbed(player, flow, front, nondeterministic)
+        plain = undisturbed(trial, flow, front, nondeterministic)
     elif plain is None:
-        plain = player.play(())
+        plain = trial.play(())
     unknown = sorted(set(nondeterministic).difference(*(names_of(output.node_id) for output in plain.outputs)))
     if unknown:
         raise OptionError(
             f"nondeterministic= names {', '.join(map(repr, unknown))}, which did not run: {', '.join(plain.called)} did",
             option="nondeterministic",
         )
-    judge = Judge(plain, flow, front, nondeterministic, looks=player.world is not None)
+    judge = Judge(plain, flow, front, nondeterministic, looks=trial.world is not None)
     disturbed: Iterator[Scenario] = iter(())
     if not isinstance(crashes, int):
-        disturbed = iter([player.play(tuple(crashes))])
+        disturbed = iter([trial.play(tuple(crashes))])
     elif places is not None:
-        disturbed = _sample(player, plain, places, crashes)
+        disturbed = _sample(trial, plain, places, crashes)
     else:
-        disturbed = _scenarios(player, crashes)
-    moments = 2 * player.moments(plain)
+        disturbed = _scenarios(trial, crashes)
+    moments = 2 * trial.moments(plain)
     announce(moments if places is None else min(moments, places))
     for scenario in disturbed:
         judge.add(scenario)
     return judge.report(), judge.first_error
 
 
-def undisturbed(player: Player, flow: str, front: str, nondeterministic: Collection[str]) -> Scenario:
+def undisturbed(trial: Trial, flow: str, front: str, nondeterministic: Collection[str]) -> Scenario:
     """Run the flow twice undisturbed. Return one of the runs. Raise if they differ, and what they raise themselves."""
-    plain, other = player.play(()), player.play(())
+    plain, other = trial.play(()), trial.play(())
     check_repeatable(plain, other, flow, front, nondeterministic)
-    check_worlds(plain, other, player.before)
+    check_worlds(plain, other, trial.before)
     return plain
 
 
@@ -185,18 +185,18 @@ def check_worlds(one: Scenario, other: Scenario, before: object) -> None:
         raise AssertionError(f"two undisturbed runs do different things to the world: {list(patch)}")
 
 
-def _sample(player: Player, plain: Scenario, places: int, crashes: int) -> Iterator[Scenario]:
+def _sample(trial: Trial, plain: Scenario, places: int, crashes: int) -> Iterator[Scenario]:
     """Yield runs with one crash at so many places, evenly spread from the first to the last."""
     if places < 1 or crashes != 1:
         raise OptionError(f"places must be 1 or more, with crashes=1, not {shown(places)}", option="places")
-    every = [Crash(number, is_after) for number in range(player.moments(plain)) for is_after in (False, True)]
+    every = [Crash(number, is_after) for number in range(trial.moments(plain)) for is_after in (False, True)]
     step = max(1.0, (len(every) - 1) / max(1, places - 1))
     chosen = dict.fromkeys(round(number * step) for number in range(min(places, len(every))))
     for number in chosen:
-        yield player.play((every[number],))
+        yield trial.play((every[number],))
 
 
-def _scenarios(player: Player, depth: int) -> Iterator[Scenario]:
+def _scenarios(trial: Trial, depth: int) -> Iterator[Scenario]:
     """Yield all runs with up to `depth` crashes, each with the crashed runs that follow from it."""
     if depth < 1:
         raise OptionError(f"crashes must be 1 or more, not {shown(depth)}", option="crashes")
@@ -208,7 +208,7 @@ def _scenarios(player: Player, depth: int) -> Iterator[Scenario]:
             # is tried both before and after an effect.
             is_last = len(crashes) + 1 == depth
             for is_after in (False, True) if is_last else (False,):
-                scenario = player.play((*crashes, Crash(number, is_after)))
+                scenario = trial.play((*crashes, Crash(number, is_after)))
                 if not scenario.has_crashed:
                     if scenario.error is not None:
                         yield scenario

@@ -38,7 +38,7 @@ Trail = tuple[str, ...]
 _UNORDERED = frozenset({"parallel", "map"})
 
 
-class Visit(msgspec.Struct, eq=False):
+class RecordedVisit(msgspec.Struct, eq=False):
     """One visit that counts, or what was decided before it: the question of a wait, or the items of a map.
 
     `number` counts those of the same node, from 1.
@@ -80,7 +80,7 @@ class RecordedRun:
         renamer = newest_renames(records)
         self._renames = Renames.read(None if renamer is None else renamer.fields(), None)
         self.history: JournalHistory = read_history(records, row.live, self._renames)
-        self.visits: list[Visit] = []
+        self.visits: list[RecordedVisit] = []
         """The visits in the order of their records."""
         self.outcomes: dict[str, list[StepRecord]] = {}
         """The outcomes of each node's or step's calls in order: failed attempts, and checkpoints of those that succeeded."""
@@ -92,7 +92,7 @@ class RecordedRun:
         """The times of the records of each kind and node, in order."""
         self.turns: list[Turn] = []
         self._numbers: dict[tuple[str, bool], int] = {}
-        self._newest: dict[str, Visit] = {}
+        self._newest: dict[str, RecordedVisit] = {}
         self._has_ended = False
         unordered = set[str]()
         for record in records:
@@ -148,9 +148,9 @@ class RecordedRun:
         """Return the encoded payload of a checkpoint, amended if it was."""
         return self.history.state_of(entry)
 
-    def trails(self) -> dict[Trail, list[Visit]]:
+    def trails(self) -> dict[Trail, list[RecordedVisit]]:
         """Return the visits of each part in which one follows the other."""
-        found: dict[Trail, list[Visit]] = {}
+        found: dict[Trail, list[RecordedVisit]] = {}
         for visit in self.visits:
             if visit.trail and not visit.is_decision:
                 found.setdefault(visit.trail, []).append(visit)
@@ -217,7 +217,7 @@ class RecordedRun:
         number = self._numbers[node_id, is_decision] = self._numbers.get((node_id, is_decision), 0) + 1
         way = [part for segment in segments_of(self.history.label_of(entry)) for part in (segment.fork, segment.branch)]
         trail = (*way, parent_of(node_id))
-        visit = Visit(node_id, number, entry.sequence, facts, state, trail, is_decision)
+        visit = RecordedVisit(node_id, number, entry.sequence, facts, state, trail, is_decision)
         if not is_decision:
             self._newest[node_id] = visit
         self.visits.append(visit)

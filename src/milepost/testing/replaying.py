@@ -19,7 +19,7 @@ from milepost.model.record import CONTINUE
 from milepost.stores.memory import MemoryStore
 from milepost.testing.answering import Player, Unrecorded
 from milepost.testing.comparing import first_difference, json_changes
-from milepost.testing.recorded import RecordedRun, Visit
+from milepost.testing.recorded import RecordedRun, RecordedVisit
 from milepost.testing.recorded_errors import RecordedRetry
 from milepost.verbs import Verbs, flow_of
 
@@ -31,7 +31,7 @@ _LEASE = 86400.0 * 366 * 10
 class ReplayDifference(AssertionError):
     """The error of a replay that does not go as the run did. `visit` is the first visit that differs; None: the end does."""
 
-    def __init__(self, text: str, visit: Visit | None = None) -> None:
+    def __init__(self, text: str, visit: RecordedVisit | None = None) -> None:
         super().__init__(text)
         self.visit = visit
 
@@ -127,7 +127,7 @@ class Replay:
         kind = UnrecordedCall if isinstance(self._end, Unrecorded) else ReplayDifference
         raise kind("\n".join(lines), visit) from self._end
 
-    def _difference(self, *, path: bool, state: bool, output: bool) -> tuple[str, Visit | None] | None:
+    def _difference(self, *, path: bool, state: bool, output: bool) -> tuple[str, RecordedVisit | None] | None:
         """Return the first difference in words, and the visit that it is at (None: the end); None if there is none."""
         found = first_difference(self.recorded, self.replayed, path=path, state=state)
         if found is not None:

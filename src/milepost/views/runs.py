@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from milepost.engine.matching import Stop, walk
+from milepost.engine.matching import StoppedAfter, walk
 from milepost.errors import DeserializeStateError, RunNotFoundError, StoreError
 from milepost.executor.effects import Routine, do_asks
 from milepost.model.info import RunInfo
@@ -21,7 +21,7 @@ STATUSES = ("ready", "running", "waiting", "interrupted", "failed", "cancelled",
 
 def find_runs(
     store: Store, filters: BulkFilters, otherwise: Sequence[str] | None = None, *, is_complete: bool = False
-) -> tuple[list[RunInfo], Stop | None]:
+) -> tuple[list[RunInfo], StoppedAfter | None]:
     """Return the runs that match, newest first, and where the search stopped; see `walk`."""
     found: list[RunInfo] = []
 

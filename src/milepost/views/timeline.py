@@ -65,7 +65,7 @@ class Bar(NamedTuple):
     is_superseded: bool = False
 
 
-class Row(NamedTuple):
+class Lane(NamedTuple):
     """The bars of one node, step, branch or item, oldest first. `node_id` is "" for the run's own row."""
 
     node_id: str
@@ -98,7 +98,7 @@ class Timeline(NamedTuple):
     begin: datetime | None
     """The time at the left end of the line; None if no record has a time."""
     end: datetime | None
-    rows: Sequence[Row]
+    rows: Sequence[Lane]
     marks: Sequence[Mark]
     gaps: Sequence[Gap]
     left_out: int
@@ -327,7 +327,7 @@ class _Line:
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def _rows(spans: Sequence[_Span], maps: set[str], line: _Line) -> Iterator[Row]:
+def _rows(spans: Sequence[_Span], maps: set[str], line: _Line) -> Iterator[Lane]:
     """Yield the row of each node, and then those inside it."""
     by_node: dict[str, list[_Span]] = {}
     for span in spans:
@@ -354,7 +354,7 @@ def _rows_inside(
     inside: dict[str, list[str]],
     maps: set[str],
     line: _Line,
-) -> Iterator[Row]:
+) -> Iterator[Lane]:
     nodes, folded = inside.get(outer, []), []
     if outer in maps and len(nodes) > _MOST_ITEMS:
         # Items that are plainly done are less interesting than those that failed, wait or run.
@@ -375,11 +375,11 @@ def _rows_inside(
         yield _row(outer, text, depth, [_Span(outer, "done", first, last, _lasting(text, first, last))], line)
 
 
-def _row(node_id: str, label: str, depth: int, spans: Sequence[_Span], line: _Line) -> Row:
+def _row(node_id: str, label: str, depth: int, spans: Sequence[_Span], line: _Line) -> Lane:
     bars = []
     for span in spans:
         x = line.place(span.begin)
         bars.append(Bar(span.kind, x, round(line.place(span.end) - x, 3), span.text, span.is_superseded))
     seconds = sum(span.end - span.begin for span in spans if span.kind in _WORK)
     took = duration(seconds * 1000) if any(span.kind in _WORK for span in spans) else ""
-    return Row(node_id, label, depth, bars, took)
+    return Lane(node_id, label, depth, bars, took)

@@ -244,7 +244,7 @@ def remark_on(step: TreeStep) -> str:
                 return _failed_attempt(step, short(step.error, 100))
             if step.status == "unfinished" or step.steps or step.last_at is None:
                 return ""
-            return f"since at least {utc(step.last_at)}"
+            return f"since {utc(step.last_at)} at the earliest"
         case _:
             return _output_remark(step)
 
@@ -350,7 +350,7 @@ def _visit_text(visit: Visit, begun: datetime | None) -> str:
         newest = next((inner for inner in reversed(visit.steps) if inner.status != "done"), None)
         return "" if newest is None else f"at {clean(newest.name)}"
     if visit.status == "running" and begun is not None and not visit.steps:
-        return f"since at least {utc(begun)}"
+        return f"since {utc(begun)} at the earliest"
     if visit.fork:
         return plural(len(visit.fork), "branch").replace("branchs", "branches")
     return ""
