@@ -67,7 +67,7 @@ def is_alive(worker: WorkerInfo, now: datetime) -> bool:
 def worker_note(workers: Sequence[WorkerInfo] | None, flow: str, now: datetime) -> str:
     """Say whether somebody takes the runs of a flow: "" if a worker that beats has it."""
     if workers is None:
-        return "whether a worker takes it is not known: this store keeps no beats of workers"
+        return "whether a worker takes it is not known: no worker has told this store of itself"
     alive = [worker for worker in workers if is_alive(worker, now)]
     if any(flow in worker.flows for worker in alive):
         return ""
