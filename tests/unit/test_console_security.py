@@ -250,6 +250,12 @@ def test_a_token_leads_to_no_other_host(engine: Engine):
     assert (303, "/evil.example/") == (answer.status_code, answer.headers["location"])
 
 
+def test_any_word_may_stand_in_an_address_with_a_token(engine: Engine):
+    client, _ = alone(engine)
+    answer = client.get(f"/runs?base=1&token={TOKEN}&segments=2")
+    assert (303, "/runs?base=1&segments=2") == (answer.status_code, answer.headers["location"])
+
+
 def test_a_ticket_is_good_once(engine: Engine):
     client, access = alone(engine)
     ticket = access.new_ticket()
@@ -272,6 +278,9 @@ def test_the_cookie_holds_below_the_base_path(engine: Engine):
     answer = client.get(f"/runs?token={TOKEN}")
     assert "/milepost/runs" == answer.headers["location"]
     assert answer.headers["set-cookie"].endswith("Path=/milepost")
+    for path in ("/", "/milepost", "/milepost/"):
+        assert "/milepost/" == client.get(f"{path}?token={TOKEN}").headers["location"], path
+    assert 200 == client.get("/milepost/").status_code
 
 
 # -- addresses -------------------------------------------------------------------------------------------------

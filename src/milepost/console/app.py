@@ -7,7 +7,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import anyio
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +20,7 @@ from milepost.console.actions import ACTIONS
 from milepost.console.bulk import find_batch, perform_batch
 from milepost.console.handling import acted, as_problems, downloaded, shown
 from milepost.console.problems import Problem
-from milepost.console.routes import DEEDS, PAGES, Place, find_place, link, segments_of
+from milepost.console.routes import DEEDS, PAGES, Place, below, find_place, link, segments_of
 from milepost.console.site import Asked, Site, User, Write, parse_fields
 from milepost.console.veil import Veil
 from milepost.engine.engine import Engine
@@ -216,9 +216,9 @@ class Console:
         tokens = query.pop("token", [])
         if tokens and request.method in guard.SAFE and access.takes(tokens[-1]):
             path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
-            where = link("", **query).lstrip("/")
+            root, rest = self._site.base_path or "", f"?{urlencode(query, doseq=True)}" if query else ""
             # With two slashes at its beginning a path would lead to another host.
-            answer = RedirectResponse(f"{self._site.base_path or ''}/{path.lstrip('/')}{where}", 303)
+            answer = RedirectResponse(f"{root}/{below(path, root).lstrip('/')}{rest}", 303)
             answer.headers["set-cookie"] = access.cookie_header(base)
             return answer
         if not access.knows(request):

@@ -56,9 +56,9 @@ def segments_of(base_path: str | None, scope: Mapping[str, Any]) -> tuple[tuple[
     """
     raw = scope.get("raw_path")
     if raw is None:
-        path = _below(_below(scope["path"], scope.get("root_path", "")), base_path or "")
+        path = below(below(scope["path"], scope.get("root_path", "")), base_path or "")
         return tuple(path.split("/")[1:]) if path != "/" else (), False
-    path = _below(_below(raw.decode("latin-1"), quote(scope.get("root_path", ""))), base_path or "")
+    path = below(below(raw.decode("latin-1"), quote(scope.get("root_path", ""))), base_path or "")
     try:
         parts = [unquote_to_bytes(part).decode() for part in path.split("/")[1:]]
     except UnicodeDecodeError as exc:
@@ -66,7 +66,7 @@ def segments_of(base_path: str | None, scope: Mapping[str, Any]) -> tuple[tuple[
     return tuple(parts) if parts != [""] else (), True
 
 
-def _below(path: str, root: str) -> str:
+def below(path: str, root: str) -> str:
     """Return the part of a path below the root. A proxy may have taken off the first segments of both."""
     while root:
         if path == root or path.startswith(root + "/"):
