@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -12,7 +13,7 @@ import pytest
 from console_runs import adding, new_engine
 from starlette.testclient import TestClient
 
-from milepost import Engine, MemoryStore, SQLiteStore, step, workflow
+from milepost import Engine, MemoryStore, SQLiteStore, parallel, step, workflow
 from milepost.codec.schema import schema_of
 from milepost.console import console
 from milepost.console.forms import inputs_of, read_payload
@@ -118,6 +119,14 @@ def test_a_fork_goes_on_with_an_edited_state(engine: Engine, client: TestClient)
     assert "failed" == info(engine, "failed").status
 
 
+def test_a_fork_is_made_once(engine: Engine, client: TestClient):
+    page = client.get("/runs/done/fork").text
+    (made,) = re.findall(r'name="new_run_id" value="([^"]+)"', page)
+    before = len(engine.list_runs())
+    statuses = [client.post("/runs/done/fork", data={"new_run_id": made}).status_code for _ in range(2)]
+    assert ([303, 409], before + 1) == (statuses, len(engine.list_runs()))
+
+
 @pytest.mark.parametrize("state", ["{", "[1]", "NaN"])
 def test_a_text_that_is_no_state_makes_no_fork(engine: Engine, client: TestClient, state: str):
     answer = client.post("/runs/failed/fork", data={"node": "add", "state": state, "new_run_id": "bad"})
@@ -134,11 +143,32 @@ def test_an_answer_is_sent_once(engine: Engine, client: TestClient):
     assert 'name="field:" value="true"' in page
     data = {"wait": "ask#1", "signal_id": "s-1", "field:": "true"}
     for _ in range(2):
-        assert client.post("/runs/wait/answer", data=data).status_code in {303, 409}
+        answer = client.post("/runs/wait/answer", data=data)
+        assert (303, "/runs/wait") == (answer.status_code, answer.headers["location"])
     assert 1 == len(engine.store.signals("wait"))
     engine.worker().run(until_idle=True)
     assert engine.handle("wait").result() is True
     assert [("signal", "ada")] == actors(client, "wait")
+
+
+@workflow("twice")
+def twice():
+    yield parallel("both", *(step(name).wait_for("approval", payload=bool) for name in ("one", "two")))
+
+
+def test_each_wait_of_a_run_is_answered_for_itself(engine: Engine, client: TestClient):
+    with pytest.raises(RunSuspended):
+        engine.run(twice, run_id="twice")
+    page = client.get("/runs/twice").text
+    assert 2 == len(set(re.findall(r'name="signal_id" value="(.*?)"', page)))
+    places = re.findall(r'name="wait" value="(.*?)"', page)
+    first, second = dict.fromkeys(places)
+    assert (
+        303 == client.post("/runs/twice/answer", data={"wait": first, "signal_id": "s", "field:": "true"}).status_code
+    )
+    answer = client.post("/runs/twice/answer", data={"wait": second, "signal_id": "s", "field:": "true"})
+    assert 409 == answer.status_code
+    assert "another wait" in answer.text
 
 
 def test_a_wrong_answer_stays_at_its_form(engine: Engine, client: TestClient):

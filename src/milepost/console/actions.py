@@ -60,6 +60,9 @@ def _delete(site: Site, asked: Asked) -> str:
 
 def _answer(site: Site, asked: Asked) -> str:
     (run_id,) = asked.ids
+    signal_id = asked.text("signal_id") or None
+    if _is_sent(site, run_id, signal_id, asked.text("wait")):
+        return run_id  # the form was sent twice
     wait = find_wait(site, run_id, asked.text("wait"))
     if "payload" in asked.form:
         try:
@@ -71,12 +74,21 @@ def _answer(site: Site, asked: Asked) -> str:
         if errors:
             raise AnswerRefusedError(wait.wait_id, "the answer was not sent", errors)
     try:
-        site.engine.signal(
-            run_id, str(wait.signal), payload, signal_id=asked.text("signal_id") or None, to=wait.wait_id, by=asked.user
+        outcome = site.engine.signal(
+            run_id, str(wait.signal), payload, signal_id=signal_id, to=wait.wait_id, by=asked.user
         )
     except SignalRefusedError as exc:
         raise AnswerRefusedError(wait.wait_id, clean(exc), _field_errors(exc)) from exc
+    if outcome == "duplicate" and not _is_sent(site, run_id, signal_id, wait.wait_id):
+        raise Problem(409, "It was refused", f"signal_id {signal_id!r} was used for another wait: load the page again")
     return run_id
+
+
+def _is_sent(site: Site, run_id: str, signal_id: str | None, wait_id: str) -> bool:
+    """Return whether an answer with this `signal_id` was sent to this wait before."""
+    if signal_id is None or missing_key(site.store, run_id) is not None:
+        return False
+    return any((sent.signal_id, sent.to) == (signal_id, wait_id) for sent in site.store.signals(run_id))
 
 
 def find_wait(site: Site, run_id: str, wait_id: str) -> Wait:

@@ -11,6 +11,7 @@ from milepost.console.problems import Problem
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import CheckpointNotFoundError, DeserializeStateError
+from milepost.model.ids import new_run_id
 from milepost.views.rows import info_document
 from milepost.views.states import RecordedState, StateMissingError, changes, patch_between
 from milepost.views.text import clean
@@ -55,7 +56,7 @@ def show_fork(site: Site, asked: Asked) -> Page:
         "can_edit": not reason,
         "why_not": reason,
         "state": text,
-        "new_run_id": asked.text("new_run_id"),
+        "new_run_id": asked.text("new_run_id") or new_run_id(site.store.clock.time()),
         "ready": bool(asked.text("ready")),
         "hides": hides,
         "checked": checked,
