@@ -191,6 +191,16 @@ def test_nobody_sees_anything_if_user_knows_him_not(engine: Engine, name: str | 
     assert 401 == client.post("/runs/failed/retry", headers=OWN).status_code
 
 
+def test_a_stranger_is_not_told_where_the_store_is(engine: Engine):
+    for client in (alone(engine)[0], served(engine, user=lambda request: None)):
+        for path in ("/static/x/y", "/%ff", "/?x=%ff", "/nowhere"):
+            assert engine.store.place not in client.get(path).text, path
+        assert engine.store.place not in client.post("/runs/failed/retry").text
+    known = served(engine, user=lambda request: "ada")
+    for path in ("/nowhere", "/?x=%ff"):
+        assert f'class="store">{engine.store.place}' in known.get(path).text, path
+
+
 @pytest.mark.parametrize("answer", [False, None, 1, "yes"])
 def test_only_true_lets_an_action_pass(engine: Engine, answer: Any):
     asked = []

@@ -133,7 +133,8 @@ class Console:
                 return file
             if (entered := self._enter(request, base)) is not None:
                 return entered
-            asked = Asked(query=parse_fields(request.url.query), user=await self._user_of(request), base=base)
+            asked = Asked(user=await self._user_of(request), base=base, is_let_in=True)
+            asked = replace(asked, query=parse_fields(request.url.query))
             is_page = request.method in guard.SAFE
             place = find_place(segments, PAGES if is_page else DEEDS)
             if place is None and find_place(segments, DEEDS if is_page else PAGES) is not None:
@@ -260,7 +261,7 @@ class Console:
             "page": None if place is None else place.name,
             "here": link(asked.base, *_path_of(place)),
             "query": {name: values for name, values in asked.query.items() if name not in {"part", "mark", "format"}},
-            "store": {"place": self._site.store.place if asked.user is not None or self._is_open(page) else ""},
+            "store": {"place": self._site.store.place if asked.is_let_in else ""},
             "user": asked.user,
             "new_id": new_nonce(),
             "is_read_only": self._site.is_read_only,
@@ -273,10 +274,6 @@ class Console:
         return Response(
             text.encode("utf-8", "backslashreplace"), page.status, headers={"Vary": "Accept"}, media_type="text/html"
         )
-
-    def _is_open(self, page: answers.Page) -> bool:
-        """Return whether a page may name the store although nobody is known: not one that keeps somebody out."""
-        return page.status not in {401, 421}
 
 
 class _Look:

@@ -65,6 +65,8 @@ class Asked:
     form: Mapping[str, list[str]] = field(default_factory=dict)
     user: str | None = None
     base: str = ""
+    is_let_in: bool = False
+    """True from when nothing keeps the one who asks out: only then is he told where the store is."""
 
     def all(self, name: str) -> list[str]:
         """Return all values of the query or the form that are not empty."""
