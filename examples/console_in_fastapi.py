@@ -51,7 +51,8 @@ def make_app(url: str) -> FastAPI:
         if name is None:
             return await go_on(request)
         sessions[session] = name
-        answer = Response(status_code=303, headers={"location": request.url.path})
+        # With two slashes at its beginning a path would lead to another host.
+        answer = Response(status_code=303, headers={"location": "/" + request.url.path.lstrip("/")})
         answer.set_cookie("session", session, httponly=True, samesite="lax")
         return answer
 

@@ -41,3 +41,10 @@ def test_the_application_says_who_may_look_and_act(tmp_path: Path):
         assert 403 == client.post("/milepost/runs/o-17/delete", headers={"sec-fetch-site": "cross-site"}).status_code
         wait_for("finished", client)
         assert "shipped o-17" == client.get("/milepost/runs/o-17?format=json").json()["output"]
+
+
+def test_a_login_leads_to_no_other_host(tmp_path: Path):
+    app = load().make_app(f"sqlite:///{tmp_path / 'runs.db'}")
+    with TestClient(app, base_url="http://shop.example", follow_redirects=False) as client:
+        for path in ("//evil.example/", "/evil.example/"):
+            assert "/evil.example/" == client.get(f"http://shop.example{path}?as=ada").headers["location"]
