@@ -163,7 +163,21 @@ def test_the_lint_needs_no_store(app: Shop) -> None:
     assert 1 == app.call("check", "--app", "app_shop.py:engine", "--lint-error").code
     told = app.call("check", "--app", "app_shop.py:other", "--lint")
     assert (0, "lint: nothing found in 1 flow\n") == (told.code, told.out)
+    assert 0 == app.call("check", "--app", "app_shop.py:before", "--lint").code
     assert not (app.folder / ".milepost").exists()
+    assert 3 == app.call("check", "--app", "app_shop.py:engine", "--lint", "sqlite:///nothing.db").code
+
+
+@pytest.mark.wide
+def test_the_lint_takes_no_place_of_the_check(app: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(app, "o-1")
+    told = app.call("check", "--app", "app_shop.py:changed", "--lint")
+    assert (1, True, True) == (told.code, "refused: 1" in told.out, "MP003" in told.out)
+    assert 0 == app.call("check", "--app", "app_shop.py:engine", "--lint").code
+    (app.folder / ".milepost" / "runs.db").rename(app.folder / "moved.db")
+    monkeypatch.setenv("MILEPOST_STORE", "sqlite:///moved.db")
+    for name in ("changed", "now"):
+        assert 1 == app.call("check", "--app", f"app_shop.py:{name}", "--lint").code
 
 
 @pytest.mark.wide

@@ -12,10 +12,13 @@ import click
 from milepost.checking import CheckReport, Finding, FlowVersion, check, lint, versions
 from milepost.checking.formats import github_commands, summary, to_junit
 from milepost.checking.runs import MOST, OPEN
-from milepost.cli.commands import FAILED, OK, UNCHECKED, Invocation, NotFound, app_option, command
+from milepost.cli.commands import FAILED, NOT_FOUND, OK, UNCHECKED, Invocation, NotFound, app_option, code_of, command
 from milepost.cli.targets import engine_of, loaded
 from milepost.cli.text import print_table, to_json
 from milepost.cli.values import read_pairs
+from milepost.engine.engine import Engine
+from milepost.errors import StoreError
+from milepost.stores.memory import MemoryStore
 from milepost.views.text import ago, clean, plural
 
 _NO_STORE = "memory://"
@@ -36,7 +39,7 @@ _NO_STORE = "memory://"
     click.option("--versions", "is_of_versions", is_flag=True,
                  help="Instead, list the versions that open runs began with: what of the code may go."),
     click.option("--lint", "is_linting", is_flag=True,
-                 help="Also read the code of the flows for what differs when it runs again. Needs no store."),
+                 help="Also read the code of the flows for what differs when it runs again. Without a store, that alone."),
     click.option("--lint-error", is_flag=True, help="The same, and fail if something is found."),
     click.option("--strict", is_flag=True, help="Fail if there are runs of flows that the app does not have."),
     click.option("--allow-empty", is_flag=True, help="Succeed if there is nothing to check."),
@@ -72,14 +75,15 @@ def check_runs(
     """
     is_linting = is_linting or lint_error
     files = _files_in(invocation, places)
-    is_lint_alone = is_linting and not is_of_versions and not places and invocation.store_url is None
-    if files or is_lint_alone:
+    may_lint_alone = is_linting and not files and not is_of_versions
+    if files:
         invocation.store_url = _NO_STORE
     which: dict[str, Any] = {"flow": flow, "status": status or None, "tags": read_pairs(tags, "--tag") or None}
     report = CheckReport(checked=0, of=0, groups=())
     findings: tuple[Finding, ...] = ()
-    with loaded(invocation, read_only=True) as app:
+    with loaded(invocation, read_only=True, needs_store=not may_lint_alone) as app:
         engine = engine_of(app)
+        is_lint_alone = may_lint_alone and not _has_store(engine)
         if is_of_versions:
             return _show_versions(invocation, versions(engine, **which), allow_empty=allow_empty)
         if not is_lint_alone:
@@ -123,6 +127,16 @@ def _files_in(invocation: Invocation, places: Sequence[str]) -> list[Path]:
 
 def _is_url(place: str) -> bool:
     return "://" in place or (place.startswith("file:") and not Path(place).is_file())
+
+
+def _has_store(engine: Engine) -> bool:
+    """Return whether there may be runs: the engine's store is there, and is none in the memory of this process."""
+    try:
+        return not isinstance(engine.store, MemoryStore)
+    except StoreError as exc:
+        if code_of(exc) != NOT_FOUND:
+            raise
+        return False
 
 
 def _print_findings(findings: Sequence[Finding], number_of_flows: int) -> None:

@@ -20,13 +20,23 @@ from typing import Any, Protocol
 import click
 
 from milepost.cli.commands import Invocation
-from milepost.cli.places import chosen_app, chosen_url, open_existing, open_or_make, open_to_look, project, url_of_store
+from milepost.cli.places import (
+    chosen_app,
+    chosen_url,
+    has_store,
+    open_existing,
+    open_or_make,
+    open_to_look,
+    project,
+    url_of_store,
+)
 from milepost.cli.values import parse_json, read_json, read_pairs, read_value
 from milepost.codec import Codec
 from milepost.engine.engine import Engine
 from milepost.engine.worker import Worker
 from milepost.errors import DeserializeStateError, GraphError, MilepostError
 from milepost.graph.builder import CompiledGraph, Graph
+from milepost.stores.memory import MemoryStore
 from milepost.views.text import clean
 from milepost.workflows.definition import Workflow
 
@@ -197,11 +207,14 @@ class App:
 
 
 @contextlib.contextmanager
-def loaded(invocation: Invocation, *, is_looking: bool = False, read_only: bool = False) -> Iterator[App]:
+def loaded(
+    invocation: Invocation, *, is_looking: bool = False, read_only: bool = False, needs_store: bool = True
+) -> Iterator[App]:
     """Yield the app that was named, and say from which file it is. At the end of the block its store is closed.
 
     A store that was named takes the place of the engine's own one. It is made if it is not there, unless `is_looking`.
-    With `read_only` the store is opened to read only, unless the app's code has opened its own one. Raises
+    With `read_only` the store is opened to read only, unless the app's code has opened its own one. A flow whose store is
+    not there has one in memory unless it `needs_store`. Raises
     `click.UsageError` if no app was named, and for what is none.
     """
     named = chosen_app(invocation)
@@ -217,7 +230,8 @@ def loaded(invocation: Invocation, *, is_looking: bool = False, read_only: bool 
     open_named = open_to_look if read_only else open_existing if is_looking else open_or_make
     with contextlib.ExitStack() as stack:
         if isinstance(found, (CompiledGraph, Workflow)):
-            yield App(Engine(stack.enter_context(open_named(invocation)), flows=[found]))
+            store = open_named(invocation) if needs_store or has_store(invocation) else MemoryStore()
+            yield App(Engine(stack.enter_context(store), flows=[found]))
             return
         engine = found.engine if isinstance(found, Worker) else found
         works = None if engine is found and isinstance(found, Engine) else found
