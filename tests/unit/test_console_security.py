@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from milepost import Engine
+from milepost import Engine, MemoryStore, step, workflow
 from milepost.console import Console, console
 from milepost.console.app import make_site
 from milepost.console.guard import TokenAccess
-from milepost.errors import OptionError
+from milepost.errors import OptionError, RunSuspended
 
 TOKEN = "a token of 24 characters"
 OWN = {"sec-fetch-site": "same-origin"}
@@ -334,6 +334,37 @@ def test_hidden_values_are_in_no_answer(engine: Engine):
             assert "4111" not in text, path
             assert "pay 12" not in text, path
     assert "•••" in client.get("/runs/failed/at/1").text
+
+
+@workflow("cards")
+def cards():
+    yield from step("take").python(lambda: {"card": "4111"})
+    yield from step("odd").python(lambda: {"card": "4111", 1: "x"})
+    reply = yield from step("ask").wait_for("approval", payload=dict)
+    yield from step("last").wait_for("approval", payload=bool)
+    return reply.payload
+
+
+def told(client: TestClient, run_id: str, newest: int) -> Iterator[tuple[str, str]]:
+    """The answers that tell of a run and its records."""
+    paths = [f"/runs/{run_id}", *(f"/runs/{run_id}/at/{n}{end}" for n in range(newest) for end in ("", "?download=1"))]
+    for path in ("/", "/runs", "/waits", *paths):
+        for accept in ("text/html", "application/json"):
+            yield path, client.get(path, headers={"accept": accept}).text
+
+
+@pytest.mark.parametrize("path", ["output.card", "state.*", "payload.k", "payload"])
+def test_hidden_values_are_in_no_step_and_in_no_answer_to_a_wait(path: str):
+    with Engine(MemoryStore(), flows=[cards]) as engine:
+        with pytest.raises(RunSuspended):
+            engine.run(cards, run_id="cards")
+        engine.signal("cards", "approval", {"k": "5222"})
+        with pytest.raises(RunSuspended):
+            engine.resume(cards, "cards")
+        secret = "5222" if path.startswith("payload") else "4111"
+        newest = engine.handle("cards").info().sequence
+        for place, text in told(served(engine, hide=[path]), "cards", newest + 1):
+            assert secret not in text, place
 
 
 def test_a_fork_keeps_hidden_values_and_refuses_others_for_them():

@@ -5,6 +5,7 @@ It is applied before any text is made, so that nothing that is drawn, compared, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from milepost.errors import CheckpointIntegrityError, OptionError, shown
 from milepost.graph.status import RunStatus, Visit
 from milepost.model.info import RunFailure, RunInfo, Wait
+from milepost.model.record import REPLY, WAIT, Record
 from milepost.store import Store
 from milepost.views.journal import JournalLine
 from milepost.views.tree import Tree, TreeStep
@@ -20,8 +22,10 @@ HIDDEN = "•••"
 ROOTS = ("state", "inputs", "output", "prompt", "payload")
 _RECORDED = ("state", "inputs", "output")
 """The roots of what a record may hold: the state of one node is the input or the output of another."""
-_OF_KIND = {"wait": ("prompt",), "reply": ("payload", *_RECORDED)}
+_WRAPPED = {"wait": "payload", "subworkflow": "final_output"}
+"""The keys below which the outputs of some types of steps have the value itself. A reply is like the output of its wait."""
 _TAGGED = "$mp"
+_MAPPINGS = ("dict", "ordereddict", "defaultdict", "counter")
 
 
 class Veil:
@@ -52,9 +56,31 @@ class Veil:
                 value = _hide(value, path)
         return value
 
-    def recorded(self, value: Any, kind: str) -> Any:
-        """Return what a record of this kind holds, without what is hidden."""
-        return self.value(value, *_OF_KIND.get(kind, _RECORDED))
+    def recorded(self, record: Record) -> Any:
+        """Return the JSON in a record without what is hidden; None if it has none.
+
+        Raises `DeserializeStateError` or `ValueError` for one that can't be read.
+        """
+        data = record.state()
+        value = None if data is None else json.loads(data)
+        step_type = str(record.fields().get("step_type", ""))
+        if step_type and isinstance(value, dict):
+            error = HIDDEN if self.hides_errors and value.get("error") else value.get("error")
+            return {**value, "output": self.output(value.get("output"), step_type), "error": error}
+        if record.kind == WAIT:
+            return self.value(value, "prompt")
+        return self.output(value, "wait") if record.kind == REPLY else self.state(value)
+
+    def state(self, value: Any) -> Any:
+        """Return a recorded state, an input or an output without what is hidden."""
+        return self.value(value, *_RECORDED)
+
+    def output(self, output: Any, step_type: str) -> Any:
+        """Return the recorded output of a step without what is hidden."""
+        output, key = self.state(output), _WRAPPED.get(step_type)
+        if key is None or not isinstance(output, dict) or key not in output:
+            return output
+        return {**output, key: self.value(output[key], *_RECORDED, *(["payload"] if step_type == "wait" else []))}
 
     def hidden_places(self, value: Any) -> list[tuple[str, ...]]:
         """Return the places in a state that are hidden, as keys and indexes."""
@@ -110,7 +136,7 @@ class Veil:
                 part.reason = ""
                 part.error = "" if locked is not None else part.error.partition(":")[0]
             if isinstance(part, TreeStep):
-                part.output = None if locked is not None else self.value(part.output, *_RECORDED)
+                part.output = None if locked is not None else self.output(part.output, part.step_type)
 
 
 def missing_key(store: Store, run_id: str) -> str | None:
@@ -131,9 +157,15 @@ def _hide(value: Any, path: Sequence[str]) -> Any:
     """Return a copy of JSON in which what is at the path is replaced."""
     if not path:
         return HIDDEN
+    if _is_tagged(value):
+        return {**value, "v": _hide(value["v"], path)}
+    if _is_pairs(value):
+        pairs = value["v"]
+        return {
+            **value,
+            "v": [[key, _hide(item, path[1:])] if _names(path[0], key) else [key, item] for key, item in pairs],
+        }
     if isinstance(value, dict):
-        if _TAGGED in value and "v" in value:
-            return {**value, "v": _hide(value["v"], path)}
         return {key: _hide(item, path[1:]) if path[0] in {"*", key} else item for key, item in value.items()}
     if isinstance(value, list):
         return [_hide(item, path[1:]) if path[0] in {"*", str(index)} else item for index, item in enumerate(value)]
@@ -146,16 +178,37 @@ def _places(value: Any, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield ()
         return
     inside: Iterable[tuple[str, Any]] = ()
+    if _is_tagged(value):
+        yield from (("v", *place) for place in _places(value["v"], path))
+        return
+    if _is_pairs(value):
+        for index, (key, item) in enumerate(value["v"]):
+            if _names(path[0], key):
+                yield from (("v", str(index), "1", *place) for place in _places(item, path[1:]))
+        return
     if isinstance(value, dict):
-        if _TAGGED in value and "v" in value:
-            yield from (("v", *place) for place in _places(value["v"], path))
-            return
         inside = value.items()
     elif isinstance(value, list):
         inside = ((str(index), item) for index, item in enumerate(value))
     for key, item in inside:
         if path[0] in {"*", key}:
             yield from ((key, *place) for place in _places(item, path[1:]))
+
+
+def _is_tagged(value: Any) -> bool:
+    return isinstance(value, dict) and _TAGGED in value and "v" in value and not _is_pairs(value)
+
+
+def _is_pairs(value: Any) -> bool:
+    """Return whether this is a mapping, some key of which is no text: it is recorded as pairs."""
+    if not isinstance(value, dict) or value.get(_TAGGED) not in _MAPPINGS or not isinstance(value.get("v"), list):
+        return False
+    return all(isinstance(pair, list) and len(pair) == 2 for pair in value["v"])
+
+
+def _names(part: str, key: Any) -> bool:
+    """Return whether a part of a path names the key of a pair. A key with a tag is named by what it holds."""
+    return part in {"*", str(key["v"] if _is_tagged(key) else key)}
 
 
 def _steps(steps: Sequence[TreeStep]) -> Iterator[TreeStep]:

@@ -42,7 +42,7 @@ def show_fork(site: Site, asked: Asked) -> Page:
         text = asked.text("state") or text
         try:
             edit = read_edit(site, asked)
-            before, after = site.veil.recorded(edit.before, "checkpoint"), site.veil.recorded(edit.json, "checkpoint")
+            before, after = site.veil.state(edit.before), site.veil.state(edit.json)
             patch = patch_between(RecordedState(0, "", 0, before), RecordedState(0, "", 0, after))
             checked = [{"sign": sign, "text": change} for sign, change in changes(before, patch)]
         except Problem as problem:

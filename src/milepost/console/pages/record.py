@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from milepost.console.answers import Page, pretty
@@ -76,8 +75,7 @@ def state_to_download(site: Site, asked: Asked) -> tuple[str, bytes]:
     if locked is not None:
         raise Problem(409, "It can't be shown", locked)
     try:
-        data = record.state()
-        value = None if data is None else site.veil.recorded(json.loads(data), record.kind)
+        value = site.veil.recorded(record)
     except (DeserializeStateError, ValueError) as exc:
         raise Problem(409, "It can't be shown", f"record {number} can't be read: {clean(exc)}") from exc
     return f"record-{number}.json", (pretty(value) + "\n").encode("utf-8", "backslashreplace")
@@ -116,7 +114,6 @@ def _state(site: Site, record: Record) -> tuple[Any, str]:
     if record.size > LARGEST:
         return None, f"it has {size(record.size)}, which is too large for a page: download it"
     try:
-        data = record.state()
-        return (None, "") if data is None else (site.veil.recorded(json.loads(data), record.kind), "")
+        return site.veil.recorded(record), ""
     except (DeserializeStateError, ValueError) as exc:
         return None, f"it can't be read: {clean(exc)}"

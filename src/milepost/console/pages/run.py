@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -203,8 +202,7 @@ def recorded_json(site: Site, record: Record) -> Any:
     if record.size > _LARGEST_STATE:
         return None
     try:
-        state = record.state()
-        return None if state is None else site.veil.recorded(json.loads(state), record.kind)
+        return site.veil.recorded(record)
     except (DeserializeStateError, ValueError):
         return None
 
@@ -215,7 +213,7 @@ def _output(site: Site, run_id: str, view: RunView) -> Any:
     if view.latest.row.info.size > _LARGEST_STATE:
         return None
     try:
-        return site.veil.recorded(newest_state(site.store, run_id).state, CHECKPOINT)
+        return site.veil.state(newest_state(site.store, run_id).state)
     except (StateMissingError, DeserializeStateError):
         return None
 
