@@ -109,6 +109,20 @@ def test_nothing_is_written_while_others_write(app: Shop) -> None:
 
 
 @pytest.mark.wide
+def test_a_store_that_the_app_makes_is_not_opened(app: Shop) -> None:
+    begin(app, "o-1")
+    with (app.folder / "app_shop.py").open("a", encoding="utf-8") as file:
+        file.write("\nfrom milepost import SQLiteStore\nown = Engine(SQLiteStore('own.db'), flows=[before])\n")
+        file.write("\nfrom milepost import MemoryStore\nheld = Engine(MemoryStore(), flows=[before])\n")
+    for options in ((), ("--lint",), ("--versions",)):
+        told = app.call("check", "--app", "app_shop.py:own", *options)
+        assert (2, True) == (told.code, "give the store's URL" in told.err)
+    assert 0 == app.call("check", "--app", "app_shop.py:own", "sqlite:///.milepost/runs.db").code
+    assert 6 == app.call("check", "--app", "app_shop.py:held").code
+    assert 0 == app.call("check", "--app", "app_shop.py:held", "--lint").code
+
+
+@pytest.mark.wide
 def test_runs_of_unknown_flows_are_an_error_where_it_is_strict(app: Shop) -> None:
     begin(app, "o-1")
     begin(app, "y-1", flow="other")

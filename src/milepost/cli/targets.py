@@ -213,9 +213,9 @@ def loaded(
     """Yield the app that was named, and say from which file it is. At the end of the block its store is closed.
 
     A store that was named takes the place of the engine's own one. It is made if it is not there, unless `is_looking`.
-    With `read_only` the store is opened to read only, unless the app's code has opened its own one. A flow whose store is
-    not there has one in memory unless it `needs_store`. Raises
-    `click.UsageError` if no app was named, and for what is none.
+    With `read_only` the store is opened to read only. A flow whose store is not there has one in memory unless it
+    `needs_store`. Raises `click.UsageError` if no app was named, for what is none, and for an app that has made a store
+    in a file or a database where it has to be read only.
     """
     named = chosen_app(invocation)
     if named is None:
@@ -239,8 +239,11 @@ def loaded(
             stack.enter_context(engine)
             if chosen_url(invocation) is not None:
                 engine._use_store(open_named(invocation))
-            elif read_only:
-                engine._look_only()
+            elif read_only and not engine._look_only() and not isinstance(engine.store, MemoryStore):
+                raise click.UsageError(
+                    f"target {target!r} makes its store itself, to write: give the store's URL, so that it is opened to "
+                    "read only"
+                )
             yield App(engine, works)
         elif callable(getattr(found, "run", None)) and callable(getattr(found, "stop", None)):
             if invocation.store_url is not None:

@@ -770,11 +770,13 @@ class Engine:
                     own.close()
             self._open, self._store = lambda: store, store
 
-    def _look_only(self) -> None:
-        """Have the store, if it is to be opened by the engine and is not open yet, be opened to read only."""
+    def _look_only(self) -> bool:
+        """Have the store be opened to read only. Return False where there is one already, which others have made."""
         with self._opening:
-            if self._open is not None and self._store is None:
-                self._open = partial(self._open, read_only=True)
+            if self._open is None or self._store is not None:
+                return False
+            self._open = partial(self._open, read_only=True)
+            return True
 
     def __enter__(self) -> Self:
         return self
