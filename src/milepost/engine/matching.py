@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Unpack, cast
 
 from milepost.errors import MilepostError, StoreClosedError, StoreError, shown
 from milepost.executor.effects import Routine, ask
@@ -81,6 +81,8 @@ def walk(
         "created_before": filters.get("created_before"),
         "updated_after": filters.get("updated_after"),
     }
+    # A store of a user's own may know fewer filters.
+    wanted = cast("RunFilters", {name: value for name, value in wanted.items() if value is not None})
     after: str | None = filters.get("after")
     compared = 0
     # Pages go by the time of taking in, which never changes: a run that begins or moves on meanwhile shifts none of them.

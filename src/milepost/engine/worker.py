@@ -162,7 +162,7 @@ class Worker:
         self._error: BaseException | None = None
         self._name = ""
         self._started = self._beaten_at = 0.0
-        """When the worker began, and when it last told of itself."""
+        """The times at which the worker began, and last told of itself."""
 
     def every(self, name: str, flow: Bound[Any] | Verbs[Any], cron: str, *, tz: str = "UTC") -> Self:
         """Start a run of `flow` at each time of `cron` (five fields) in the zone `tz`, and return the worker itself.

@@ -70,6 +70,7 @@ _SEALED = -len(b',"seal":"sha256:"') - 64
 _AS_ENCODED = frozenset({"", UNPACKED})
 _PACKED = frozenset({ZSTD, DIFFERENCE})
 _KEY_ID = r"[A-Za-z0-9._-]{1,64}"
+_LINK = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def check_keys(
@@ -161,9 +162,18 @@ def with_digests(record: Record, stored: Record, base: str = "") -> Record:
 
 
 def link_of(header: bytes | None) -> str:
-    """Return the link of a record, from its header as it is stored."""
+    """Return the link of a record, from its header as it is stored.
+
+    Of a header that has none, because it is damaged, it is a digest: the next record takes the link into its own header.
+    """
     if header is None:
         return ""
+    link = _link_in(header)
+    return link if _LINK.fullmatch(link) else digest_of(header)
+
+
+def _link_in(header: bytes) -> str:
+    """Return what a header has as the record's link."""
     if header.rfind(b'"link":"', -_TAIL) >= 0:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             link = _decode_link(header + b"}").link
@@ -220,7 +230,7 @@ class Seals:
         """True if records without a seal of a key are accepted."""
         self._encryption_ids = frozenset(encryption_ids)
         self.unsealed = unsealed
-        """What is told of something without a seal of a key, where that is not accepted."""
+        """The flaw of something without a seal of a key, where that is not accepted."""
 
     @property
     def is_keyed(self) -> bool:

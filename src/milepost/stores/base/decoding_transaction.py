@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Unpack
 
-from milepost.errors import DeserializeStateError
+from milepost.errors import CheckpointIntegrityError, DeserializeStateError
 from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNLINKED, UNPACKED, Record
 from milepost.model.seal import Seals, link_of, prev_of, with_digests, without_digests
@@ -255,6 +255,10 @@ class DecodingTransaction(Transaction):
             if self._seals.has_sound_header(run_id, stored[0]):
                 return link, passed[::-1]
             newest = newest if passed else link
+            try:
+                self._seals.check_key(run_id, stored[0])
+            except CheckpointIntegrityError:
+                break  # it may be as good as any
             passed.append(stored[0].sequence)
         return newest, []
 

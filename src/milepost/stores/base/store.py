@@ -424,12 +424,13 @@ class Runs(Keeping):
                 infos = self._with_errors(tx, [info for info, _ in meant], near=_NEAR)
                 runs += [(_in_a_line(info), place) for info, (_, place) in zip(infos, meant, strict=True)]
             if len(rows) < page_size:
-                end = None if walk.end is None else (walk.end, (walk.above or 0) + 1)
+                # A page that is full may have left out rows that match: the next one begins after its last run.
+                end = None if walk.end is None or len(runs) == limit else (walk.end, (walk.above or 0) + 1)
                 break
             # The next page begins at a position, not at a run, which may be deleted meanwhile.
             below = views[-1][1]
             passed += len(rows) - len(meant)
-            if passed >= MOST_WALKED:
+            if len(runs) < limit and passed >= MOST_WALKED:
                 end = rows[-1].run_id, below
                 break
         page = RunPage(info for info, _ in runs)

@@ -127,10 +127,13 @@ class WorkerStore(LiveStore):
         self._check_open()
         if self._worker_shelf is None:
             return {}
-        from milepost.model.workers import decode_pause
+        from milepost.model.workers import SchedulePause, decode_pause
 
-        found = self._read_entries("schedule", self._worker_shelf.pauses(), decode_pause)
-        return {pause.name: pause for pause in sorted(found, key=lambda pause: pause.name)}
+        entries = sorted(self._worker_shelf.pauses(), key=lambda entry: entry.name)
+        # A pause that can't be proven counts all the same: whoever could forge one could as well delete it.
+        pauses = {entry.name: SchedulePause(entry.name, datetime.fromtimestamp(entry.time, UTC)) for entry in entries}
+        pauses.update((pause.name, pause) for pause in self._read_entries("schedule", entries, decode_pause))
+        return pauses
 
     def _shelf_to_change(self, op: str) -> WorkerShelf | None:
         self._check_open()

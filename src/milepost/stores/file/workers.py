@@ -34,11 +34,11 @@ class WorkerFolder:
 
     def beats(self) -> Iterator[Entry]:
         """Yield all beats."""
-        return _entries(self._workers)
+        return _entries(self._workers, OSError)
 
     def drop_beats(self, before: float) -> None:
         """Delete old beats."""
-        for beat in _entries(self._workers):
+        for beat in _entries(self._workers, OSError):
             if beat.time < before:
                 with suppress(OSError):
                     os.unlink(f"{self._workers}/{place_of(beat.name)}")
@@ -51,7 +51,8 @@ class WorkerFolder:
 
     def pauses(self) -> Iterator[Entry]:
         """Yield all pauses."""
-        return _entries(self._schedules)
+        with self._failing_as("paused_schedules"):
+            yield from _entries(self._schedules, FileNotFoundError)
 
     def drop_pause(self, name: str) -> None:
         """Delete a pause."""
@@ -70,11 +71,11 @@ class WorkerFolder:
             raise
 
 
-def _entries(folder: str) -> Iterator[Entry]:
-    """Yield what stands in the files of a folder; nothing if there is none."""
+def _entries(folder: str, passed_over: type[OSError]) -> Iterator[Entry]:
+    """Yield what stands in the files of a folder; nothing if there is none. Files that fail so are passed over."""
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(folder)):
-            with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            with suppress(passed_over, msgspec.MsgspecError, UnicodeDecodeError):
                 entry = _decode(read_regular(f"{folder}/{name}"))
                 if place_of(entry.name) == name:
                     yield entry

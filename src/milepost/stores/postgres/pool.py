@@ -330,12 +330,14 @@ def open_connection(dsn: str, patience: float, *, read_only: bool = False) -> ps
     given = fields_of(dsn)
     settings = {name: value for name, value in settings.items() if name not in given}
     if read_only:
-        options = f"{given.get('options') or ''} -c default_transaction_read_only=on".strip()
+        options = (
+            f"{given.get('options') or os.environ.get('PGOPTIONS', '')} -c default_transaction_read_only=on".strip()
+        )
         try:
             return psycopg.connect(dsn, autocommit=True, **settings, options=options)
         except psycopg.OperationalError as exc:
             # A pooler may take no options. The store's own transactions say that they only read anyway.
-            if "startup parameter" not in str(exc):
+            if not re.search("startup parameter|command-line options", str(exc)):
                 raise
     return psycopg.connect(dsn, autocommit=True, **settings)
 

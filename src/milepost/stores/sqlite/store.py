@@ -131,6 +131,8 @@ class SQLiteStore(Runs):
         self._inserter: sqlite3.Cursor | None = None
         """The writing connection's cursor for all appends, so that no append creates one."""
         self._reader: sqlite3.Connection | None = None
+        self._read_as: tuple[int, int] | None = None
+        """Size and time of the file that is read as if nobody wrote to it; None: it is read as others are."""
         self._checkpointer: sqlite3.Connection | None = None
         self._unmoved = 0
         """The approximate number of bytes that this process has put into the log since it was
@@ -183,8 +185,10 @@ class SQLiteStore(Runs):
         """
         if not self.is_read_only:
             return "rw"
+        self._read_as = None
         if os.access(Path(self.place).parent, os.W_OK) or Path(f"{self.place}-wal").exists():
             return "ro"
+        self._read_as = _size_and_time(self.place)
         logging.getLogger("milepost").warning(
             "the folder of %s can't be written, so the store is read as if nobody wrote to it meanwhile", self.place
         )
@@ -223,9 +227,16 @@ class SQLiteStore(Runs):
         self._check_open()
         if self._is_memory:
             return self._open()
+        if self._reader is not None and self._read_as is not None and self._is_written_now():
+            self._reader.close()
+            self._reader = None
         if self._reader is None:
             self._reader = self._connect()
         return self._reader
+
+    def _is_written_now(self) -> bool:
+        """Return whether somebody writes to a file that was opened as one that nobody changes."""
+        return Path(f"{self.place}-wal").exists() or _size_and_time(self.place) != self._read_as
 
     def close(self) -> None:
         self.flush_live()
@@ -410,7 +421,9 @@ class SQLiteStore(Runs):
             return False
         record = records[0]
         header = record[5]
-        if header is None or group.queue or not group.lock.acquire(False):
+        if header is None or self._links.before(token, record[0]) is None:
+            return False  # the link before it has to be read, which takes a lock that may be the same
+        if group.queue or not group.lock.acquire(False):
             return False
         try:
             # Nobody closes or replaces the connection while the lock is held.
@@ -545,3 +558,9 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 _inherited: list[sqlite3.Connection] = []
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    """Return the size of a file and when it was changed."""
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
