@@ -367,6 +367,23 @@ def test_hidden_values_are_in_no_step_and_in_no_answer_to_a_wait(path: str):
             assert secret not in text, place
 
 
+@workflow("picky")
+def picky():
+    yield from step("ask").wait_for("approval", payload=bool, early=True)
+
+
+def test_the_refusal_of_a_hidden_answer_is_hidden_too():
+    with Engine(MemoryStore(), flows=[picky]) as engine:
+        engine.start(picky, run_id="picky")
+        engine.signal("picky", "approval", "5222")
+        with pytest.raises(RunSuspended):
+            engine.resume(picky, "picky")
+        newest = engine.handle("picky").info().sequence
+        assert "5222" in dict(told(served(engine), "picky", newest + 1))["/runs/picky"]
+        for place, text in told(served(engine, hide=["payload"]), "picky", newest + 1):
+            assert "5222" not in text, place
+
+
 def test_a_fork_keeps_hidden_values_and_refuses_others_for_them():
     with new_engine() as engine:
         client = writing(engine, hide=["state.card"])

@@ -49,6 +49,11 @@ class Veil:
         """True if something is hidden from everybody."""
         return bool(self.paths) or self.hides_errors
 
+    @property
+    def hides_refusals(self) -> bool:
+        """True if texts about refused answers are hidden: they quote the payload."""
+        return self.hides_errors or any(root == "payload" for root, *_ in self.paths)
+
     def value(self, value: Any, *roots: str) -> Any:
         """Return recorded JSON with what is hidden below these roots replaced."""
         for root, *path in self.paths:
@@ -93,7 +98,7 @@ class Veil:
         reason = info.reason
         if locked is not None:
             reason = locked
-        elif info.status == "waiting" and waits != info.waiting_for:
+        elif info.status == "waiting" and any(now is not was for now, was in zip(waits, info.waiting_for, strict=True)):
             reason = "waits for " + ", ".join(_named(wait) for wait in waits)
         elif self.hides_errors and (info.status in {"failed", "blocked"} or info.error is not None):
             reason = "" if error is None else f"{error.error_type} at {error.node_id!r}"
@@ -107,7 +112,9 @@ class Veil:
         if is_locked:
             return Wait(wait.wait_id, wait.signal, None, wait.wake_at, None, wait.since)
         prompt = self.value(wait.prompt, "prompt")
-        refused = replace(wait.refused, text=HIDDEN) if self.hides_errors and wait.refused is not None else wait.refused
+        refused = wait.refused
+        if self.hides_refusals and refused is not None:
+            refused = replace(refused, text=HIDDEN)
         if prompt == wait.prompt and refused is wait.refused:
             return wait
         return Wait(wait.wait_id, wait.signal, prompt, wait.wake_at, wait.schema, wait.since, refused)
@@ -116,7 +123,9 @@ class Veil:
         """Return a line of the journal without what is hidden. A note on a failure or an end has the error's message."""
         if locked is not None:
             return replace(line, note="", error=None, by=None)
-        if not self.hides_errors or line.kind not in {"failure", "finish", "owner", "reply", "rollback"}:
+        if line.kind == "reply" and self.hides_refusals:
+            return replace(line, note="")
+        if not self.hides_errors or line.kind not in {"failure", "finish", "owner", "rollback"}:
             return line
         error = (
             None
@@ -132,8 +141,9 @@ class Veil:
         for part in parts:
             if part.wait is not None:
                 part.wait = self._wait(part.wait, is_locked=locked is not None)
-            if self.hides_errors or locked is not None:
+            if self.hides_errors or locked is not None or (self.hides_refusals and part.status != "skipped"):
                 part.reason = ""
+            if self.hides_errors or locked is not None:
                 part.error = "" if locked is not None else part.error.partition(":")[0]
             if isinstance(part, TreeStep):
                 part.output = None if locked is not None else self.output(part.output, part.step_type)
