@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from console_runs import new_engine
+from console_runs import FLOWS, adding, new_engine
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
@@ -399,6 +399,26 @@ def test_a_fork_keeps_hidden_values_and_refuses_others_for_them():
         assert "edited" not in [info.run_id for info in engine.list_runs()]
         assert 303 == client.post("/runs/failed/fork", data=data, headers=OWN).status_code
         assert b'"card":"4111"' in engine.store.export("edited")
+
+
+@pytest.mark.parametrize(
+    ("hide", "recorded", "typed", "status"),
+    [
+        ("state.lines.*.card", {"lines": [{"card": "a"}, {"card": "b"}]}, '{"lines": [{"n": 1}, {}]}', 303),
+        ("state.lines.*.card", {"lines": [{"card": "a"}, {"card": "b"}]}, '{"lines": [{}]}', 400),
+        ("state.lines.*.card", {"lines": [{"card": "a"}]}, '{"lines": [{}, {}]}', 400),
+        ("state.lines.*.card", {"lines": [{"card": "a"}]}, '{"lines": {"x": {}}}', 400),
+        ("state.c.x", {"c": {"x": "a", 1: 2}}, '{"c": {"$mp": "dict", "v": [["x", null], [1, 3]]}}', 303),
+        ("state.c.x", {"c": {"x": "a", 1: 2}}, '{"c": {"$mp": "dict", "v": [["y", null], [1, 2]]}}', 400),
+        ("state.card", {"card": "a"}, "[1]", 400),
+    ],
+)
+def test_a_hidden_value_stays_with_its_item(hide: str, recorded: dict[str, Any], typed: str, status: int):
+    with Engine(MemoryStore(), flows=FLOWS) as engine:
+        engine.run(adding, recorded, run_id="r")
+        data = {"node": "add", "state": typed, "new_run_id": "edited"}
+        assert status == writing(engine, hide=[hide]).post("/runs/r/fork", data=data, headers=OWN).status_code
+        assert (status == 303) == ("edited" in [info.run_id for info in engine.list_runs()])
 
 
 def test_hidden_errors_show_type_and_node_alone(engine: Engine):

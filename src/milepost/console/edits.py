@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from milepost.console.answers import pretty
 from milepost.console.problems import Problem
 from milepost.console.site import Asked, Site
+from milepost.console.veil import is_pairs
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import codec_at
 from milepost.verbs import flow_of
@@ -63,6 +64,12 @@ def read_edit(site: Site, asked: Asked) -> Edit:
     if given:
         raise Problem(400, "No state", f"{'.'.join(given[0])} is hidden, and stays as it was recorded: leave it out")
     for place in site.veil.hidden_places(point.state):
+        if not _has_same_lists(point.state, typed, place):
+            raise Problem(
+                400,
+                "No state",
+                f"{'.'.join(place)} is hidden: keep the lists and the keys around it as they were recorded",
+            )
         _copy(point.state, typed, place)
     flow = flow_of(site.engine.flows[site.store.get_run(run_id).info.flow])
     try:
@@ -98,8 +105,22 @@ def _copy(source: Any, target: Any, place: Sequence[str]) -> None:
     inside, value = _at(target, place[:-1]), _at(source, place)
     if isinstance(inside, dict):
         inside[place[-1]] = value
-    elif isinstance(inside, list) and int(place[-1]) < len(inside):
+    elif isinstance(inside, list) and place[-1].isdecimal() and int(place[-1]) < len(inside):
         inside[int(place[-1])] = value
+
+
+def _has_same_lists(recorded: Any, typed: Any, place: Sequence[str]) -> bool:
+    """Return whether each list on the way to a place is as long as recorded, so that an index means the same item.
+
+    A mapping that is recorded as pairs must have the same keys in the same order.
+    """
+    for number in range(len(place)):
+        inside, now = _at(recorded, place[:number]), _at(typed, place[:number])
+        if isinstance(inside, list) and (not isinstance(now, list) or len(now) != len(inside)):
+            return now is None
+        if is_pairs(inside) and not (is_pairs(now) and [key for key, _ in now["v"]] == [key for key, _ in inside["v"]]):
+            return now is None
+    return True
 
 
 def _at(value: Any, place: Sequence[str]) -> Any:

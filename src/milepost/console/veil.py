@@ -169,7 +169,7 @@ def _hide(value: Any, path: Sequence[str]) -> Any:
         return HIDDEN
     if _is_tagged(value):
         return {**value, "v": _hide(value["v"], path)}
-    if _is_pairs(value):
+    if is_pairs(value):
         pairs = value["v"]
         return {
             **value,
@@ -191,7 +191,7 @@ def _places(value: Any, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
     if _is_tagged(value):
         yield from (("v", *place) for place in _places(value["v"], path))
         return
-    if _is_pairs(value):
+    if is_pairs(value):
         for index, (key, item) in enumerate(value["v"]):
             if _names(path[0], key):
                 yield from (("v", str(index), "1", *place) for place in _places(item, path[1:]))
@@ -206,10 +206,10 @@ def _places(value: Any, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _is_tagged(value: Any) -> bool:
-    return isinstance(value, dict) and _TAGGED in value and "v" in value and not _is_pairs(value)
+    return isinstance(value, dict) and _TAGGED in value and "v" in value and not is_pairs(value)
 
 
-def _is_pairs(value: Any) -> bool:
+def is_pairs(value: Any) -> bool:
     """Return whether this is a mapping, some key of which is no text: it is recorded as pairs."""
     if not isinstance(value, dict) or value.get(_TAGGED) not in _MAPPINGS or not isinstance(value.get("v"), list):
         return False
