@@ -303,7 +303,9 @@ def test_a_summary_is_copied(serve: Serve, open_page: Open):
     page = open_page(f"{serve(shop.full_engine())}/runs/o-17", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy as Markdown").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    assert page.evaluate("navigator.clipboard.readText()").startswith("**o-17** (orders) is failed")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("**o-17** (orders) is failed")
+    assert copied.endswith(f"\n- {page.url}")
 
 
 def test_a_store_opened_by_its_address_can_be_looked_at(serve: Serve, open_page: Open, tmp_path: Path):

@@ -363,4 +363,10 @@ def test_a_store_that_does_not_answer_is_503():
         answer = client.get(path)
         assert 503 == answer.status_code, path
         assert "Try again" in answer.text
-    assert 503 == client.post("/runs/x/retry").status_code
+    assert (
+        'href="/runs?flow=a&amp;base=1&amp;status=failed&amp;status=ready"'
+        in client.get("/runs?flow=a&base=1&status=failed&status=ready").text
+    )
+    answer = client.post("/runs/x/retry")
+    assert 503 == answer.status_code
+    assert '<a href="/runs/x">Try again</a>' in answer.text

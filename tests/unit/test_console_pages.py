@@ -13,10 +13,11 @@ import pytest
 from console_runs import FLOWS, adding, make_runs, new_engine
 from starlette.testclient import TestClient
 
-from milepost import Engine, FileStore, SQLiteStore
+from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore
 from milepost.console import console
 from milepost.console.pages import HANDLERS
 from milepost.console.pages.run import show_run
+from milepost.errors import MilepostError
 from milepost.model.workers import ScheduleInfo, WorkerInfo
 
 RUNS = ("done", "failed", "wait", "rolled", "fork", "ready", "a%2Fb%20%3F%23")
@@ -121,6 +122,34 @@ def test_the_page_of_a_run_that_failed_shows_its_error_and_escapes_it(client: Te
     assert ("ValueError", "price", 1) == tuple(values["error"][name] for name in ("error_type", "node_id", "before"))
     assert ["done", "failed"] == [node["status"] for node in values["graph"]["nodes"]]
     assert ["retry", "fork", "delete"] == [button["action"] for button in values["buttons"]]
+
+
+def test_the_state_before_a_failure_is_that_of_the_node_itself_if_it_comes_again():
+    graph = Graph(dict).add_node("again", lambda state: {"n": 1 // (2 - state["n"]) + state["n"]}).set_entry("again")
+    looping = graph.add_conditional_edge("again", lambda state: "again", ["again", "__end__"]).compile("looping")
+    with Engine(MemoryStore()) as other:
+        with pytest.raises(MilepostError):
+            other.run(looping, {"n": 1}, run_id="r")
+        values = TestClient(console(other), base_url="http://localhost").get("/runs/r?format=json").json()
+    assert 1 == values["error"]["before"]
+
+
+def test_a_run_leads_to_its_plan_if_the_code_of_its_flow_is_known(engine: Engine, client: TestClient):
+    assert 'href="/runs/failed/plan"' in client.get("/runs/failed").text
+    assert "/plan" not in client.get("/runs/done").text
+    without = TestClient(console(engine.store), base_url="http://localhost")
+    assert "/plan" not in without.get("/runs/failed").text
+
+
+def test_commands_to_copy_are_quoted(engine: Engine, client: TestClient):
+    values = client.get("/runs/a%2Fb%20%3F%23?format=json").json()
+    assert "`milepost show 'a/b ?#'`" in values["markdown"]
+
+
+def test_each_page_that_follows_says_where_it_is(client: TestClient):
+    for path in ("/", "/runs", "/runs/done", "/workers"):
+        part = client.get(path).text.partition(' id="live"')[2].partition(">")[0]
+        assert f'data-here="{path}"' in part, path
 
 
 def test_a_checkpoint_shows_what_changed(client: TestClient):

@@ -246,6 +246,8 @@ class Console:
         part = asked.query.get("part", [None])[0]
         if part is not None and page.status == 200 and asked.query.get("mark") == [mark]:
             return Response(status_code=204)
+        query = {name: values for name, values in asked.query.items() if name not in {"part", "mark", "format"}}
+        path = _path_of(place)
         around = {
             **answers.linking(asked.base),
             "base": asked.base,
@@ -253,14 +255,17 @@ class Console:
             "navigation": [
                 {
                     "title": title,
-                    "href": link(asked.base, *path),
+                    "href": link(asked.base, *segments),
                     "is_current": place is not None and name == place.name,
                 }
-                for name, title, path in NAVIGATION
+                for name, title, segments in NAVIGATION
             ],
             "page": None if place is None else place.name,
-            "here": link(asked.base, *_path_of(place)),
-            "query": {name: values for name, values in asked.query.items() if name not in {"part", "mark", "format"}},
+            "here": link(asked.base, *path),
+            "again": link(asked.base, *path, **query)
+            if request.method in guard.SAFE
+            else link(asked.base, "runs", *asked.ids),
+            "query": query,
             "store": {"place": self._site.store.place if asked.is_let_in else ""},
             "user": asked.user,
             "new_id": new_nonce(),

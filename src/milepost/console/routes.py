@@ -97,7 +97,7 @@ def _match(segments: Sequence[str], pattern: Sequence[str]) -> tuple[str, ...] |
     return tuple(part for part, wanted in zip(segments, pattern, strict=True) if wanted == ID)
 
 
-def link(base: str, *segments: object, **query: object) -> str:
+def link(base: str, /, *segments: object, **query: object) -> str:
     """Return the address of a page: each segment is quoted, and values of the query that are None or empty are left out."""
     path = "/".join(quote(str(segment), safe="") for segment in segments)
     given = {name: value for name, value in query.items() if value not in (None, "", [], ())}

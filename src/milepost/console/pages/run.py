@@ -19,7 +19,8 @@ from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
 from milepost.graph.status import RunStatus
 from milepost.model.info import RunInfo, Wait
-from milepost.model.record import CHECKPOINT, FORKED_FROM, START, Record
+from milepost.model.ranges import Ranges, is_live
+from milepost.model.record import CHECKPOINT, FAILURE, FORKED_FROM, START, Record
 from milepost.model.tracebacks import error_place, fold_frames
 from milepost.store import RunRow, RunSnapshot
 from milepost.views.graph import graph_document
@@ -60,7 +61,8 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
       with `before`, or None) and `before`.
     * `inputs`, `output`: recorded JSON, or None. `origin`: None, or `run_id` and `sequence` of the run that it was forked
       from. `actions`: `sequence`, `action` and `by` of what people did. `commands.test`: the command that makes a test of the
-      run, "" if it can't be exported here. `markdown`: a summary to be copied.
+      run, "" if it can't be exported here. `has_plan`: whether the code of its flow is known, and it may go
+      on. `markdown`: a summary to be copied.
     """
     store, (run_id,) = site.store, asked.ids
     latest = store.latest(run_id)
@@ -85,7 +87,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "buttons": [] if locked else buttons_of(site, info),
         "workers_note": "" if info.status in _AT_REST else worker_note(store.workers(), info.flow, site.now),
         "reasons": [reason._asdict() for reason in reasons_of(view, site.now)],
-        "error": _error(info, records),
+        "error": _error(info, records, latest.row.live),
         "waits": [wait_values(wait, asked, refused, is_locked=locked is not None) for wait in info.waiting_for],
         "graph": graph_document(content) if isinstance(content, RunStatus) else None,
         "table": {"columns": list(columns), "rows": cells},
@@ -95,13 +97,14 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "output": None if locked or info.status != "finished" else _output(site, run_id, view),
         "origin": _origin(info),
         "commands": {"test": ""},
+        "has_plan": not locked and info.status not in _AT_REST and info.flow in site.engine.flows,
         "actions": [] if locked else [action._asdict() for action in reversed(view.actions)],
     }
     if locked:
         values["timeline"]["marks"] = []  # they name people
     if not locked and not site.veil.hides_anything:
         values["commands"]["test"] = clean(shlex.join(["milepost", "record-test", run_id, *site.store_words]))
-    values["markdown"] = _markdown(values, info)
+    values["markdown"] = _markdown(site, values, info)
     return Page("run.html", f"Run {run_id}", values, status)
 
 
@@ -109,11 +112,16 @@ def _with_info(latest: RunSnapshot, info: RunInfo) -> RunRow:
     return msgspec.structs.replace(latest.row, info=info)
 
 
-def _error(info: RunInfo, records: Sequence[Record]) -> dict[str, Any] | None:
+def _error(info: RunInfo, records: Sequence[Record], live: Ranges) -> dict[str, Any] | None:
     error = info.error
     if error is None:
         return None
-    before = [r.sequence for r in records if r.kind == CHECKPOINT and r.node_id != error.node_id]
+    failed = [r.sequence for r in records if r.kind == FAILURE and r.node_id == error.node_id]
+    before = [
+        r.sequence
+        for r in records
+        if r.kind == CHECKPOINT and is_live(r.sequence, live) and (not failed or r.sequence < failed[-1])
+    ]
     return {
         "error_type": error.error_type,
         "message": error.message,
@@ -223,7 +231,7 @@ def _origin(info: RunInfo) -> dict[str, Any] | None:
     return {"run_id": run_id, "sequence": int(sequence)} if sign and sequence.isdecimal() else None
 
 
-def _markdown(values: Mapping[str, Any], info: RunInfo) -> str:
+def _markdown(site: Site, values: Mapping[str, Any], info: RunInfo) -> str:
     """Return a summary of a run for a chat or a ticket."""
     lines = [f"**{info.run_id}** ({info.flow}) is {info.status}"]
     if values["error"]:
@@ -232,5 +240,5 @@ def _markdown(values: Mapping[str, Any], info: RunInfo) -> str:
         lines.append(f"- {error['error_type']}: {error['message']}{where}".replace("\n", " "))
     else:
         lines.append(f"- {values['why']}".replace("\n", " "))
-    lines.append(f"- `milepost show {info.run_id}`")
+    lines.append(f"- `{clean(shlex.join(['milepost', 'show', info.run_id, *site.store_words]))}`")
     return "\n".join(lines)

@@ -77,7 +77,7 @@ addEventListener("click", async ({ target }) => {
 	if (!copy) return;
 	const source = $(copy.dataset.copy), text = copy.textContent;
 	try {
-		await navigator.clipboard.writeText(source.textContent);
+		await navigator.clipboard.writeText(`${source.textContent}\n- ${new URL($("#live").dataset.here, location)}`);
 		copy.textContent = "Copied";
 		setTimeout(() => (copy.textContent = text), 1500);
 	} catch {
