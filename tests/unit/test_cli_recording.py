@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from cli_calls import Answer, Shop, shop
 
-from milepost import END, Graph, MemoryStore, SQLiteStore
+from milepost import END, Graph, MemoryStore, SQLiteStore, Steps, step, workflow
 from milepost.errors import CheckpointIntegrityError, RunSuspended
 from milepost.testing import replay
 from milepost.testing.recording import NoTestError, record_test
@@ -306,6 +306,44 @@ def test_a_hidden_value_of_any_kind_is_one_of_the_same_kind():
                 record_test(store, "r", flow_of(graph), hide=[nothing])
         graph.run(Order(who="lovelace"), store=store, run_id="named")
         assert 1 == record_test(store, "named", flow_of(graph), hide=["state.who"]).left  # a node has that name too
+
+
+@workflow("tries")
+def tries(value: Any, quantity: int, note: str) -> Steps[Any]:
+    yield from step("try").python(told, args=(value, quantity))
+    return "done"
+
+
+def told(value: Any, quantity: int) -> str:
+    return "tried"
+
+
+@wide
+@pytest.mark.parametrize(
+    "value", ["1111", "aaaa", 1000, "1", "x", -1, 1.0, 7, ["2222", "1111"], ["1", "2", "1"], [10, 11, 1]]
+)
+def test_each_hidden_value_is_another_afterwards(value: Any):
+    with MemoryStore() as store:
+        tries.run(value=value, quantity=7, note="", store=store, run_id="r")
+        made = record_test(store, "r", flow_of(tries), hide=["inputs.value", "inputs.note"])
+    again = replay(made.data, tries)
+    again.check()
+    new = json.loads(again.recorded.start.record.state() or b"")
+    before, after = (found if isinstance(found, list) else [found] for found in (value, new["value"]))
+    assert not any(one == other for one, other in zip(before, after, strict=True))
+    assert [before.index(one) for one in before] == [after.index(one) for one in after]
+    assert (7, type(before[0])) == (new["quantity"], type(after[0]))
+    assert (value == 7) == made.left
+
+
+@wide
+def test_a_value_without_another_is_refused_and_one_beside_it_counted():
+    with MemoryStore() as store:
+        tries.run(value="!!!!", quantity=7, note="", store=store, run_id="r")
+        with pytest.raises(NoTestError, match=r"same length is left for one at 'inputs.value'"):
+            record_test(store, "r", flow_of(tries), hide=["inputs.value"])
+        tries.run(value=1234, quantity=7, note="card 1234, pin ab", store=store, run_id="s")
+        assert 1 == record_test(store, "s", flow_of(tries), hide=["inputs.value"]).left
 
 
 @wide

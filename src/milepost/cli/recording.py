@@ -83,7 +83,7 @@ def _tell(invocation: Invocation, run_id: str, recorded: Path, test: Path, made:
     if made.status not in {"finished", "failed"}:
         print(f"the run is {made.status}: the test plays it up to where it stands")
     if made.left:
-        print(f"{plural(made.left, 'hidden text')} still stand in it, as names", file=sys.stderr)
+        print(f"{plural(made.left, 'hidden value')} still stand in it, in other places or as names", file=sys.stderr)
     if made.difference is not None:
         print(f"the test fails with the code as it is: {clean(made.difference)}", file=sys.stderr)
 

@@ -10,8 +10,9 @@ import base64
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ _MARKED = "v"
 """The key of a value beside the mark of the codec that says what it is."""
 _SHORTEST = 4
 """The length of the shortest text that is also replaced where it is part of another text."""
-_TEXTS = ("args", "message", "traceback", "text", "reason", "refused", "tags", "updates")
+_TEXTS = ("args", "message", "traceback", "text", "reason", "refused", "tags")
 """The header fields that may repeat what states and arguments say."""
 _OF_STORAGE = frozenset({*DIGESTS, "seal", "compressed", "size", "encoding", "state"})
 """The header fields that are made when a record is written."""
@@ -66,7 +67,7 @@ class RecordedTest(NamedTuple):
     difference: str | None
     """The difference with which the test fails with the code as it is; None: it passes."""
     left: int
-    """The number of hidden texts that still stand in the file, as the name of something."""
+    """The number of hidden values that still stand in the file: in another place, or as the name of something."""
 
 
 def record_test(
@@ -75,8 +76,8 @@ def record_test(
     """Write a run of `store` as a test of `flow`, under the id `name` (None: its own).
 
     `hide` are paths of values to hide: `state.card`, `inputs.card`, `output.token`, `prompt`, `payload`, `items`; a `*`
-    stands for any name. Raises `NoTestError` for a run that retention has thinned, for a path that is nowhere, and if
-    hiding changes the path of the run; the errors of `Store.export`.
+    stands for any name. Raises `NoTestError` for a run that retention has thinned, for a path that is nowhere, for a value
+    that no other can stand for, and if hiding changes the path of the run; the errors of `Store.export`.
     """
     hider, plain = _Hider(hide), _whole(store, run_id)
     with MemoryStore() as memory:
@@ -88,7 +89,7 @@ def record_test(
         raise NoTestError(f"run {run_id!r} has no text and no number at {nowhere!r}, which is to be hidden")
     again = Replay(data, flow, (), {})
     if hide:
-        data = _with_arguments(data, again)
+        data = _with_arguments(data, again, hider)
         again = Replay(data, flow, (), {})
     difference = _difference(again)
     if difference is not None and (hide or name):
@@ -110,7 +111,7 @@ def record_test(
         len(again.recorded.records),
         again.recorded.status,
         difference,
-        hider.left_in(lines),
+        hider.left_in(lines, [_Entry(record) for record in again.recorded.records]),
     )
 
 
@@ -169,9 +170,9 @@ class _Hider:
 
     def __init__(self, paths: Iterable[str]) -> None:
         self.paths = {path: path.split(".") for path in paths}
-        self._known: dict[Any, Any] = {}
+        self._paths_of: dict[tuple[type, Any], str] = {}
+        """The values to hide, with their types, and the first path at which each stands."""
         self._found: set[str] = set()
-        self._texts: list[tuple[str, str]] | None = None
 
     def nowhere(self) -> str | None:
         """Return a path at which no value was found; None if there is none."""
@@ -182,50 +183,92 @@ class _Hider:
         for path, (first, *names) in self.paths.items():
             for leaf in _leaves(document, names) if first in {root, "*"} else ():
                 self._found.add(path)
-                key = type(leaf), leaf
-                if key not in self._known:
-                    self._known[key] = _replacement(leaf, [*self._known.values()])
+                self._paths_of.setdefault((type(leaf), leaf), path)
         return document
 
+    @cached_property
+    def _known(self) -> dict[tuple[type, Any], Any]:
+        """What replaces each value to hide, once all of them have been looked for."""
+        known: dict[tuple[type, Any], Any] = {}
+        taken: set[Any] = set()
+        hidden = {leaf for _, leaf in self._paths_of}
+        for (kind, leaf), path in self._paths_of.items():
+            made = _replacement(leaf, taken, hidden)
+            if made is None:
+                raise NoTestError(
+                    f"no other value of the same length is left for one at {path!r}, which is to be hidden"
+                )
+            known[kind, leaf] = made
+            taken.add(made)
+        return known
+
     def hidden(self, root: str, document: Any) -> Any:
-        """Return a document without the values to hide."""
-        for first, *names in self.paths.values():
-            if first in {root, "*"}:
-                document = _replaced(document, names, self._known)
-        return self.without_texts(document)
+        """Return a document without the values and the texts to hide. Each is replaced once, never what replaces it."""
+        return self._hidden(document, [names for first, *names in self.paths.values() if first in {root, "*"}])
+
+    def _hidden(self, document: Any, paths: list[list[str]]) -> Any:
+        if isinstance(document, list):
+            return [self._hidden(item, paths) for item in document]
+        if isinstance(document, dict) and MARK in document:
+            return {**document, _MARKED: self._hidden(document[_MARKED], paths)} if _MARKED in document else document
+        if isinstance(document, dict):
+            return {
+                self._key(key): self._hidden(
+                    value, [names[1:] for names in paths if not names or names[0] in {key, "*"}]
+                )
+                for key, value in document.items()
+            }
+        key = type(document), document
+        if key in self._known and not all(paths):
+            return self._known[key]
+        return self._without(document) if isinstance(document, str) else document
 
     def without_texts(self, value: Any) -> Any:
         """Return a value without the texts to hide, which may be parts of others, and of keys that are no names."""
-        if isinstance(value, str):
-            for secret, text in self._secrets():
-                value = value.replace(secret, text)
-            return value
-        if isinstance(value, list):
-            return [self.without_texts(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if MARK in value:
-            return {**value, _MARKED: self.without_texts(value[_MARKED])} if _MARKED in value else value
+        return self._hidden(value, [])
+
+    def _key(self, key: str) -> str:
+        return key if key.isidentifier() else self._without(key)
+
+    def _without(self, text: str) -> str:
+        return self._pattern.sub(lambda found: self._texts[found[0]], text) if self._texts else text
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """The texts to hide that may be parts of others, as they are and as they stand in JSON, and what replaces them."""
         return {
-            key if key.isidentifier() else self.without_texts(key): self.without_texts(item)
-            for key, item in value.items()
+            form(leaf): form(made)
+            for (kind, leaf), made in self._known.items()
+            if kind is str and len(leaf) >= _SHORTEST
+            for form in (str, _escaped)  # arguments of steps are JSON in a text
         }
 
-    def left_in(self, data: bytes) -> int:
-        """Count the texts to hide that still stand in the lines of an export, as names."""
-        texts = {_escaped(secret) for (kind, secret) in self._known if kind is str and len(secret) >= _SHORTEST}
-        return sum(text.encode() in data for text in texts)
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self._texts, key=len, reverse=True))))
 
-    def _secrets(self) -> list[tuple[str, str]]:
-        if self._texts is None:
-            texts = [
-                pair
-                for (kind, leaf), text in self._known.items()
-                if kind is str and len(leaf) >= _SHORTEST
-                for pair in ((leaf, text), (_escaped(leaf), _escaped(text)))  # arguments of steps are JSON in a text
-            ]
-            self._texts = sorted(texts, key=lambda pair: -len(pair[0]))
-        return self._texts
+    def is_hidden_form(self, before: Any, after: Any) -> bool:
+        """Return whether two documents differ only in hidden values."""
+        if isinstance(before, list) and isinstance(after, list):
+            return len(before) == len(after) and all(map(self.is_hidden_form, before, after))
+        if isinstance(before, dict) and isinstance(after, dict):
+            return before.keys() == after.keys() and all(self.is_hidden_form(before[key], after[key]) for key in after)
+        if isinstance(before, (list, dict)):
+            return False
+        return bool(before == after or self._known.get((type(before), before)) == after)
+
+    def left_in(self, data: bytes, entries: Iterable[_Entry]) -> int:
+        """Count the values to hide that still stand in an export: texts anywhere, numbers and short texts as values."""
+        leaves = {(type(leaf), leaf) for entry in entries for leaf in entry.leaves()}
+        leaves -= {(type(made), made) for made in self._known.values()}
+        words = {word for kind, leaf in leaves if kind is str for word in re.findall(r"[\w.]+", leaf)}
+        return sum(
+            _escaped(leaf).encode() in data
+            if kind is str and len(leaf) >= _SHORTEST
+            else (kind, leaf) in leaves or str(leaf) in words
+            for kind, leaf in self._known
+            if leaf != ""
+        )
 
 
 def _escaped(text: str) -> str:
@@ -248,31 +291,23 @@ def _leaves(document: Any, names: Sequence[str]) -> Iterator[Any]:
         yield document
 
 
-def _replaced(document: Any, names: Sequence[str], known: Mapping[Any, Any]) -> Any:
-    if isinstance(document, list):
-        return [_replaced(item, names, known) for item in document]
-    if isinstance(document, dict) and MARK in document:
-        inside = _replaced(document.get(_MARKED), names, known)
-        return {**document, _MARKED: inside} if _MARKED in document else document
-    if isinstance(document, dict):
-        return {
-            key: _replaced(value, names[1:], known) if not names or names[0] in {key, "*"} else value
-            for key, value in document.items()
-        }
-    return document if names else known.get((type(document), document), document)
+def _replacement(value: Any, taken: Collection[Any], hidden: Collection[Any]) -> Any:
+    """Return another value of the same type and length, with letters and digits where the value has them; None: no one.
 
-
-def _replacement(value: Any, taken: Sequence[Any]) -> Any:
-    """Return another value of the same type and length, with letters and digits where the value has them."""
-    for number in range(len(taken) + 1):
-        if isinstance(value, str):
-            made: Any = _other_text(value, number)
-        else:
-            digits = len(str(abs(int(value)))) if abs(value) < 1e15 else 15
-            made = type(value)((10 ** (digits - 1) + number) * (-1 if value < 0 else 1))
-        if made not in taken and made != value:
-            return made
-    return made
+    It is none of those `taken` and, if possible, none of those to be hidden.
+    """
+    if value == "":
+        return value
+    for others in ({*taken, *hidden}, {*taken, value}):
+        for number in range(len(others) + 1):
+            if isinstance(value, str):
+                made: Any = _other_text(value, number)
+            else:
+                digits = len(str(abs(int(value)))) if abs(value) < 1e15 else 15
+                made = type(value)((10 ** (digits - 1) + number) * (-1 if value < 0 else 1))
+            if made not in others:
+                return made
+    return None
 
 
 def _other_text(text: str, number: int) -> str:
@@ -333,17 +368,20 @@ class _Entry:
         state = record.state()
         self.state = None if state is None else _decode(state)
 
-    def each(self, apply: Callable[[str, Any], Any]) -> None:
-        """Replace each document in the record by what `apply` makes of it and of the name that paths have for it."""
+    def each(self, apply: Callable[[str, Any], Any], rest: Callable[[Any], Any] = lambda value: value) -> None:
+        """Replace each document in the record by what `apply` makes of it and of the name that paths have for it.
+
+        What stands beside documents is replaced by what `rest` makes of it.
+        """
         kind, fields, state = self.record.kind, self.fields, self.state
         if "updates" in fields:
             fields["updates"] = apply("state", fields["updates"])
         if state is None:
             return
         if kind == CHECKPOINT and "step_type" in fields:
-            state["output"] = apply("output", state.get("output"))
+            self.state = {**rest(state), "output": apply("output", state.get("output"))}
         elif kind == REPLY:
-            state["payload"] = apply("payload", state.get("payload"))
+            self.state = {**rest(state), "payload": apply("payload", state.get("payload"))}
         elif kind == CHECKPOINT and self.record.node_id.rpartition("/")[2].isdecimal():
             self.state = apply("output", state)  # of an item of a map
         else:
@@ -351,14 +389,22 @@ class _Entry:
 
     def hide(self, hider: _Hider, flow: Flow) -> None:
         """Replace the values to hide."""
-        self.each(hider.hidden)
+        self.each(hider.hidden, hider.without_texts)
         self.fields |= {name: hider.without_texts(self.fields[name]) for name in _TEXTS if name in self.fields}
-        self.state = hider.without_texts(self.state)
         if "inputs_hash" in self.fields:
             given = flow.input_of(_encode(self.state))
             self.fields["inputs_hash"] = flow.inputs_hash(given)
             if "inputs" in self.fields:
                 self.fields["inputs"] = flow.digests(given)
+
+    def leaves(self) -> Iterator[Any]:
+        """Yield the texts and numbers of the state, the updates, the arguments and the texts of the record."""
+        state: Any = self.state
+        if self.record.kind == CHECKPOINT and "step_type" in self.fields:
+            state = [state.get("output"), state.get("error")]
+        yield from _leaves(_arguments(self.fields.get("args") or {}), [])
+        for document in (state, *(self.fields.get(name) for name in ("updates", "message", "text", "reason"))):
+            yield from _leaves([document], [])
 
     def line(self) -> bytes:
         """Return the record as a line of an export."""
@@ -371,13 +417,19 @@ class _Entry:
         return Seals().sealed(record).envelope()
 
 
-def _with_arguments(data: bytes, again: Replay) -> bytes:
-    """Return an export whose steps have the arguments of a replay, where they are so long that a digest stands for them."""
+def _with_arguments(data: bytes, again: Replay, hider: _Hider) -> bytes:
+    """Return an export whose steps have the arguments of a replay, where they differ in no more than hidden values.
+
+    That is so too where they are so long that a digest stands for them.
+    """
     found = {visit.key: visit.facts.get("args") for visit in again.replayed.visits}
     made = {
         visit.sequence: found[visit.key]
         for visit in again.recorded.visits
-        if "digest" in (visit.facts.get("args") or {}) and found.get(visit.key)
+        if (given := visit.facts.get("args"))
+        and (now := found.get(visit.key))
+        and given != now
+        and ("digest" in given or hider.is_hidden_form(_arguments(given), _arguments(now)))
     }
     lines = data.splitlines()
     for record in again.recorded.records:
@@ -386,6 +438,15 @@ def _with_arguments(data: bytes, again: Replay) -> bytes:
             entry.fields["args"] = made[record.sequence]
             lines[record.sequence + 1] = entry.line()
     return b"\n".join(lines) + b"\n"
+
+
+def _arguments(given: Mapping[str, Any]) -> Any:
+    """Return the arguments of a step, which are JSON in a text; the text, if it is cut."""
+    text = given.get("text")
+    try:
+        return [_decode(text)] if isinstance(text, str) else []
+    except msgspec.DecodeError:
+        return [text]
 
 
 # -- files ---------------------------------------------------------------------------------------------------
