@@ -219,6 +219,8 @@ def test_a_run_that_is_not_there_is_404_and_near_ids_are_shown(client: TestClien
         "/nothing/of/this",
         "/runs/done/at/99",
         "/runs/done/at/x",
+        "/runs/done/at/%D9%A1",
+        "/runs/done/at/%D9%A1?download=1",
         "/flows/none",
         "/runs/%ff",
         "/static/x/y.js",
@@ -229,6 +231,14 @@ def test_a_run_that_is_not_there_is_404_and_near_ids_are_shown(client: TestClien
 @pytest.mark.parametrize("query", ["status=odd", "tag=x", "created_after=soon", "flow=a&flow=b", "tag=%ff"])
 def test_a_filter_that_makes_no_sense_is_400(client: TestClient, query: str):
     assert 400 == client.get(f"/runs?{query}").status_code
+
+
+def test_a_page_that_began_at_a_run_that_was_deleted_begins_anew(client: TestClient):
+    for path in ("/runs", "/waits"):
+        values = client.get(f"{path}?after=gone&format=json").json()
+        assert "was deleted" in values["note"], path
+        assert "was deleted" in client.get(f"{path}?after=gone").text
+        assert values[path[1:]], path
 
 
 def test_the_first_page_groups_failures(client: TestClient):

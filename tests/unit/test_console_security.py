@@ -92,6 +92,7 @@ def test_no_page_has_code_or_style_in_it(engine: Engine):
         ("localhost.evil.example", {}, 421),
         ("10.0.0.7", {}, 421),
         ("shop.example", {"allow_hosts": ["shop.example"]}, 200),
+        ("shop.example", {"allow_hosts": ["Shop.Example"]}, 200),
         ("shop.example", {"user": lambda request: "ada"}, 200),
         ("evil.example", {"user": lambda request: "ada", "allow_hosts": ["shop.example"]}, 421),
     ],
@@ -126,6 +127,7 @@ def _cookie(client: TestClient) -> str:
         ({"origin": "http://localhost:81"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({}, 403),
     ],
 )
@@ -142,6 +144,8 @@ def test_no_get_changes_anything(engine: Engine):
     for action in ("cancel", "delete", "fork"):
         assert 200 == client.get(f"/runs/ready/{action}").status_code
     assert 405 == client.post("/runs", headers=OWN).status_code
+    for method in ("PUT", "DELETE", "PATCH"):
+        assert 405 == client.request(method, "/runs/failed/retry", headers=OWN).status_code
     assert before == [(info.run_id, info.status, info.sequence) for info in engine.list_runs()]
 
 
@@ -164,7 +168,14 @@ def test_write_without_user_is_refused(engine: Engine):
 
 
 @pytest.mark.parametrize(
-    "options", [{"base_path": "x"}, {"base_path": "/x/"}, {"hide": ["card"]}, {"hide": ["state."]}]
+    "options",
+    [
+        {"base_path": "x"},
+        {"base_path": "/x/"},
+        {"hide": ["card"]},
+        {"hide": ["state."]},
+        {"allow_hosts": "shop.example"},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(engine: Engine, options: dict[str, Any]):
     with pytest.raises(OptionError):

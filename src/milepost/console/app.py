@@ -65,7 +65,9 @@ def console(
     """
     if write is not False and user is None:
         raise OptionError("write needs user: an action is done by somebody", option="write")
-    hosts = {"*"} if user is not None and allow_hosts is None else {*(allow_hosts or ())}
+    if isinstance(allow_hosts, str):
+        raise OptionError(f"allow_hosts takes several names, not {shown_value(allow_hosts)}", option="allow_hosts")
+    hosts = {"*"} if user is not None and allow_hosts is None else {host.lower() for host in allow_hosts or ()}
     engine = engine_or_store if isinstance(engine_or_store, Engine) else Engine(engine_or_store)
     return Console(
         make_site(engine, user=user, write=write, base_path=base_path, hide=hide, hide_errors=hide_errors), hosts
@@ -136,6 +138,8 @@ class Console:
             asked = Asked(user=await self._user_of(request), base=base, is_let_in=True)
             asked = replace(asked, query=parse_fields(request.url.query))
             is_page = request.method in guard.SAFE
+            if not is_page and request.method != "POST":
+                raise Problem(405, "Not so", "pages are asked for by GET, and actions are sent by POST")
             place = find_place(segments, PAGES if is_page else DEEDS)
             if place is None and find_place(segments, DEEDS if is_page else PAGES) is not None:
                 raise Problem(405, "Not so", "this address only shows" if not is_page else "this address only acts")

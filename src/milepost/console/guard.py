@@ -63,11 +63,19 @@ def check_origin(request: Request) -> None:
     if site is not None:
         is_own = site == "same-origin"
     elif origin is not None:
-        is_own = urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+        is_own = "" != _authority_of(origin) == request.headers.get("host", "").lower()
     else:
         is_own = False
     if not is_own:
         raise Problem(403, "Not from here", "an action must be sent by a page of this console")
+
+
+def _authority_of(origin: str) -> str:
+    """Return the host of an Origin header with its port; "" for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 class TokenAccess:

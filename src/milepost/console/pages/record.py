@@ -62,7 +62,7 @@ def show_record(site: Site, asked: Asked) -> Page:
 def read_record(site: Site, asked: Asked) -> Record:
     """Read the record that a path names."""
     run_id, number = asked.ids
-    if not number.isdecimal():
+    if not (number.isascii() and number.isdecimal()):
         raise Problem(404, "No such record", f"{number!r} is no number of a record")
     return _numbered(site, run_id, int(number[:20]))
 

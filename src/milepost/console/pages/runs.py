@@ -15,6 +15,7 @@ from milepost.options import BulkFilters
 from milepost.views.runs import STATUSES, find_runs, listed_document, places_of
 
 PAGE = 50
+DELETED = "the run at which this page began was deleted: these are the newest"
 _TEXTS = {
     "flow": "flow",
     "error": "error_type",
@@ -37,7 +38,7 @@ def list_runs(site: Site, asked: Asked) -> Page:
         found, stop = find_runs(site.store, {**filters, "limit": PAGE + 1})
     except RunNotFoundError:
         filters.pop("after")
-        note = "the run at which this page began was deleted: these are the newest"
+        note = DELETED
         found, stop = find_runs(site.store, {**filters, "limit": PAGE + 1})
     page = found[:PAGE]
     after = page[-1].run_id if len(found) > PAGE else None if stop is None else stop.after

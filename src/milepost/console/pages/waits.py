@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 
 from milepost.console.answers import Page
 from milepost.console.pages.run import wait_values
+from milepost.console.pages.runs import DELETED
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
+from milepost.errors import RunNotFoundError
 
 READ = 500
 
@@ -16,10 +18,14 @@ def list_waits(site: Site, asked: Asked) -> Page:
     """List the newest 500 runs that wait for a signal, the longest wait first.
 
     `waits`: each with `run_id`, `flow`, and what a wait on the page of its run has, but `locked` (which key is missing, or
-    None). `older`: the query that goes on with older runs, or None.
+    None). `older`: the query that goes on with older runs, or None. `note`: a sentence about the search, or "".
     """
-    after = asked.text("after") or None
-    runs = site.store.list_runs(status="waiting", limit=READ + 1, after=after)
+    after, note = asked.text("after") or None, ""
+    try:
+        runs = site.store.list_runs(status="waiting", limit=READ + 1, after=after)
+    except RunNotFoundError:
+        note = DELETED
+        runs = site.store.list_runs(status="waiting", limit=READ + 1)
     waits = []
     for info in runs[:READ]:
         if all(wait.signal is None for wait in info.waiting_for):
@@ -39,4 +45,4 @@ def list_waits(site: Site, asked: Asked) -> Page:
     latest = datetime.max.replace(tzinfo=UTC).isoformat()
     waits.sort(key=lambda wait: str(wait["since"] or latest))
     older = {"after": runs[READ - 1].run_id} if len(runs) > READ else None
-    return Page("waits.html", "Waits", {"waits": waits, "older": older})
+    return Page("waits.html", "Waits", {"waits": waits, "older": older, "note": note})
