@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 
 import pytest
-from console_runs import adding, new_engine
+from console_runs import FLOWS, adding, new_engine
 from starlette.testclient import TestClient
 
 from milepost import Engine, MemoryStore, SQLiteStore, parallel, step, workflow
@@ -319,6 +321,11 @@ def secretive():
     return reply.payload
 
 
+@workflow("secret_step")
+def secret_step(card: str):
+    return (yield from step("take").python(lambda: {"card": card}))
+
+
 KEYS = {"signing_key": {"s1": b"x" * 24}, "encryption_key": {"e1": b"k" * 32}}
 
 
@@ -342,6 +349,32 @@ def test_without_the_key_nothing_is_shown_that_is_not_proven(tmp_path: Any, opti
         for path in ("/runs/wait/answer", "/runs/wait/cancel", "/runs/failed/retry"):
             assert 409 == client.post(path, data={"wait": "ask#1", "payload": "true"}).status_code
         assert 409 == client.get("/runs/failed/at/1?download=1").status_code
+
+
+@pytest.mark.parametrize("forged", [0, 1])
+def test_a_record_that_was_changed_is_not_shown(tmp_path: Any, forged: int):
+    place = tmp_path / "runs.db"
+    with SQLiteStore(place, signing_key=KEYS["signing_key"]) as store:
+        engine = Engine(store, flows=FLOWS)
+        engine.run(adding, {"card": "true"}, run_id="graph")
+        engine.run(secret_step, "true", run_id="steps")
+    with closing(sqlite3.connect(place)) as connection, connection:
+        changed = "CAST(replace(CAST(payload AS TEXT), 'true', 'lies') AS BLOB)"
+        connection.execute(f"UPDATE records SET payload = {changed} WHERE sequence = ?", (forged,))
+    with SQLiteStore(place, signing_key=KEYS["signing_key"]) as store:
+        client = writer(Engine(store, flows=[*FLOWS, secret_step]))
+        for run in ("graph", "steps"):
+            pages = [
+                f"/runs/{run}",
+                *(f"/runs/{run}/at/{number}{end}" for number in (0, 1) for end in ("", "?download=1")),
+            ]
+            for path in (*pages, f"/runs/{run}/fork?node=add"):
+                assert "lies" not in client.get(path).text, path
+                assert "lies" not in client.get(path, headers={"accept": "application/json"}).text, path
+            assert 409 == client.get(f"/runs/{run}/at/{forged}?download=1").status_code
+            note = client.get(f"/runs/{run}/at/{forged}?format=json").json()["note"]
+            assert "changed" in note
+        assert "Not shown" in client.get("/runs/steps").text
 
 
 def new_engine_over(store: Any) -> Engine:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from milepost.console.answers import pretty
 from milepost.console.problems import Problem
 from milepost.console.site import Asked, Site
-from milepost.console.veil import is_pairs
+from milepost.console.veil import check, is_pairs
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import codec_at
 from milepost.verbs import flow_of
@@ -26,8 +26,13 @@ class Edit(NamedTuple):
 
 
 def point_of(site: Site, run_id: str, node_id: str | None, visit: int | None) -> RecordedState:
-    """Find the state that a fork at this place begins with."""
-    return newest_state(site.store, run_id) if node_id is None else named_state(site.store, run_id, node_id, visit)
+    """Find the state that a fork at this place begins with. Raises `DeserializeStateError` for one that was changed."""
+    store = site.store
+    point = newest_state(store, run_id) if node_id is None else named_state(store, run_id, node_id, visit)
+    later = store.latest(run_id).tail if node_id is None else ()  # an override of the newest state
+    for record in (*store.read(run_id, after=point.sequence - 1, before=point.sequence + 1), *later):
+        check(store, run_id, record)
+    return point
 
 
 def why_not(site: Site, run_id: str) -> str:

@@ -6,16 +6,17 @@ It is applied before any text is made, so that nothing that is drawn, compared, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from milepost.errors import CheckpointIntegrityError, OptionError, shown
+from milepost.errors import CheckpointIntegrityError, DeserializeStateError, OptionError, shown
 from milepost.graph.status import RunStatus, Visit
 from milepost.model.info import RunFailure, RunInfo, Wait
 from milepost.model.record import REPLY, WAIT, Record
 from milepost.store import Store
 from milepost.views.journal import JournalLine
+from milepost.views.text import clean
 from milepost.views.tree import Tree, TreeStep
 
 HIDDEN = "•••"
@@ -61,11 +62,12 @@ class Veil:
                 value = _hide(value, path)
         return value
 
-    def recorded(self, record: Record) -> Any:
+    def recorded(self, store: Store, run_id: str, record: Record) -> Any:
         """Return the JSON in a record without what is hidden; None if it has none.
 
-        Raises `DeserializeStateError` or `ValueError` for one that can't be read.
+        Raises `DeserializeStateError` or `ValueError` for one that was changed or can't be read.
         """
+        check(store, run_id, record)
         data = record.state()
         value = None if data is None else json.loads(data)
         step_type = str(record.fields().get("step_type", ""))
@@ -135,8 +137,10 @@ class Veil:
         note = "" if line.error is None else str(line.error.get("error_type"))
         return replace(line, note=note, error=error)
 
-    def content(self, content: Tree | RunStatus, locked: str | None = None) -> None:
-        """Take what is hidden out of a tree, in place."""
+    def content(
+        self, content: Tree | RunStatus, locked: str | None = None, changed: Collection[int | None] = ()
+    ) -> None:
+        """Take what is hidden out of a tree, in place, and what `changed` records say: the numbers of those with a flaw."""
         parts = _steps(content.steps) if isinstance(content, Tree) else _visits(content.visits)
         for part in parts:
             if part.wait is not None:
@@ -147,6 +151,8 @@ class Veil:
                 part.error = "" if locked is not None else part.error.partition(":")[0]
             if isinstance(part, TreeStep):
                 part.output = None if locked is not None else self.output(part.output, part.step_type)
+                if part.sequence in changed:
+                    part.output, part.reason, part.error = None, "", ""
 
 
 def missing_key(store: Store, run_id: str) -> str | None:
@@ -157,6 +163,23 @@ def missing_key(store: Store, run_id: str) -> str | None:
         except CheckpointIntegrityError as exc:
             return f"not shown: {exc.problem if hasattr(exc, 'problem') else exc}"
     return None
+
+
+def check(store: Store, run_id: str, record: Record) -> None:
+    """Raise `DeserializeStateError` if a record was changed, as far as the store can tell: people shall not believe it."""
+    if record.header is not None or not store.seals.accepts_unsealed:  # one from outside has nothing to check
+        store.seals.check(run_id, record)
+
+
+def flaws_of(store: Store, run_id: str, records: Iterable[Record]) -> dict[int, str]:
+    """Return for each record that was changed, by its number, one sentence that says so."""
+    flaws = {}
+    for record in records:
+        try:
+            check(store, run_id, record)
+        except DeserializeStateError as exc:
+            flaws[record.sequence] = clean(exc)
+    return flaws
 
 
 def _named(wait: Wait) -> str:

@@ -30,14 +30,14 @@ def show_record(site: Site, asked: Asked) -> Page:
     run_id, _ = asked.ids
     store, locked = site.store, missing_key(site.store, run_id)
     live = store.get_run(run_id).live
-    state, note = (None, locked) if locked else _state(site, record)
+    state, note = (None, locked) if locked else _state(site, run_id, record)
     before = store.read(run_id, before=record.sequence, kinds=(CHECKPOINT, START), newest=True, limit=1)
     after = store.read(run_id, after=record.sequence, kinds=(CHECKPOINT,), limit=1)
     against = _against(asked, before[0].sequence if before else None)
     found: list[tuple[str, str]] = []
     patch: list[dict[str, Any]] = []
     if state is not None and against is not None:
-        other, why = _state(site, _numbered(site, run_id, against))
+        other, why = _state(site, run_id, _numbered(site, run_id, against))
         if other is None:
             note = f"record {against} can't be compared: {why}"
         else:
@@ -75,7 +75,7 @@ def state_to_download(site: Site, asked: Asked) -> tuple[str, bytes]:
     if locked is not None:
         raise Problem(409, "It can't be shown", locked)
     try:
-        value = site.veil.recorded(record)
+        value = site.veil.recorded(site.store, run_id, record)
     except (DeserializeStateError, ValueError) as exc:
         raise Problem(409, "It can't be shown", f"record {number} can't be read: {clean(exc)}") from exc
     return f"record-{number}.json", (pretty(value) + "\n").encode("utf-8", "backslashreplace")
@@ -107,13 +107,13 @@ def _against(asked: Asked, before: int | None) -> int | None:
     return asked.number("against")
 
 
-def _state(site: Site, record: Record) -> tuple[Any, str]:
+def _state(site: Site, run_id: str, record: Record) -> tuple[Any, str]:
     """Return what a record holds without what is hidden, or None and the reason why there is nothing to show."""
     if record.payload is None:
         return None, f"a {record.kind} without a value"
     if record.size > LARGEST:
         return None, f"it has {size(record.size)}, which is too large for a page: download it"
     try:
-        return site.veil.recorded(record), ""
+        return site.veil.recorded(site.store, run_id, record), ""
     except (DeserializeStateError, ValueError) as exc:
         return None, f"it can't be read: {clean(exc)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,13 +14,13 @@ from milepost.console.buttons import buttons_of
 from milepost.console.forms import inputs_of
 from milepost.console.problems import AnswerRefusedError
 from milepost.console.site import Asked, Site
-from milepost.console.veil import missing_key
+from milepost.console.veil import flaws_of, missing_key
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import END
 from milepost.graph.status import RunStatus
 from milepost.model.info import RunInfo, Wait
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import CHECKPOINT, FAILURE, FORKED_FROM, START, Record
+from milepost.model.record import CHECKPOINT, FAILURE, FINISH, FORKED_FROM, START, Record
 from milepost.model.tracebacks import error_place, fold_frames
 from milepost.store import RunRow, RunSnapshot
 from milepost.views.graph import graph_document
@@ -39,6 +39,7 @@ _AT_REST = frozenset({"finished", "running"})
 _LARGEST_STATE = 2 * 1024 * 1024
 """Bytes of the largest state that a page shows; a larger one is for download."""
 _LARGEST_COMPARED = 32 * 1024
+_MOST_FLAWS = 5
 _STEP = 10
 """Seconds after which the bar of what goes on has grown."""
 
@@ -63,6 +64,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
       from. `actions`: `sequence`, `action` and `by` of what people did. `commands.test`: the command that makes a test of the
       run, "" if it can't be exported here. `has_plan`: whether the code of its flow is known, and it may go
       on. `markdown`: a summary to be copied.
+    * `flaws`: what is not shown because its record was changed, up to 5 sentences; left out if there is none.
     """
     store, (run_id,) = site.store, asked.ids
     latest = store.latest(run_id)
@@ -72,7 +74,8 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
     is_of_steps = is_workflow(store, run_id)
     records = list(recent_records(store, run_id, latest))
     view = view_run(latest, records, store.place, is_of_steps, info.error)
-    site.veil.content(view.content, locked)
+    flaws = {} if locked else flaws_of(store, run_id, _shown_records(view, records))
+    site.veil.content(view.content, locked, flaws)
     document = info_document(info)
     document.pop("error", None)
     columns, rows, statuses = view.table()
@@ -93,8 +96,8 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "table": {"columns": list(columns), "rows": cells},
         "timeline": timeline_of(view, records, site.now, to_scale=asked.text("scale") == "true"),
         "history": _history(site, asked, locked),
-        "inputs": None if locked else _inputs(site, records),
-        "output": None if locked or info.status != "finished" else _output(site, run_id, view),
+        "inputs": None if locked else _inputs(site, run_id, records),
+        "output": None if locked or info.status != "finished" else _output(site, run_id, view, flaws),
         "origin": _origin(info),
         "commands": {"test": ""},
         "has_plan": not locked and info.status not in _AT_REST and info.flow in site.engine.flows,
@@ -102,6 +105,10 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
     }
     if locked:
         values["timeline"]["marks"] = []  # they name people
+        for bar in (bar for row in values["timeline"]["rows"] for bar in row["bars"] if bar["kind"] == "failed"):
+            bar["text"] = ""  # it names an error
+    if flaws:
+        values["flaws"] = [*flaws.values()][:_MOST_FLAWS]
     if not locked and not site.veil.hides_anything:
         values["commands"]["test"] = clean(shlex.join(["milepost", "record-test", run_id, *site.store_words]))
     values["markdown"] = _markdown(site, values, info)
@@ -175,7 +182,7 @@ def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
     (run_id,) = asked.ids
     before = asked.number("before")
     found = newest_entries(site.store, run_id, before=before, limit=HISTORY + 1)
-    changed = {} if locked else _changed([record for line, record in found if line.branch is None], site)
+    changed = {} if locked else _changed(site, run_id, [record for line, record in found if line.branch is None])
     records = [
         {**site.veil.line(line, locked).to_dict(), "changed": changed.get(line.sequence, "")}
         for line, _ in found[:HISTORY]
@@ -184,7 +191,7 @@ def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
     return {"records": records, "older": older, "before": before}
 
 
-def _changed(records: Sequence[Record], site: Site) -> dict[int, str]:
+def _changed(site: Site, run_id: str, records: Sequence[Record]) -> dict[int, str]:
     """Return for each checkpoint of a graph's own path which keys of the state it changed, as far as that is cheap."""
     found: dict[int, str] = {}
     before: Any = None
@@ -193,32 +200,46 @@ def _changed(records: Sequence[Record], site: Site) -> dict[int, str]:
         if not is_point or not 0 < record.size <= _LARGEST_COMPARED:
             before = None if record.kind == CHECKPOINT else before
             continue
-        state = recorded_json(site, record)
+        state = recorded_json(site, run_id, record)
         if before is not None and record.kind == CHECKPOINT:
             found[record.sequence] = changed_keys(before, state)
         before = state
     return found
 
 
-def _inputs(site: Site, records: Sequence[Record]) -> Any:
+def _shown_records(view: RunView, records: Sequence[Record]) -> Iterator[Record]:
+    """Yield the records whose inputs and outputs the page shows."""
+    kinds = {START} if isinstance(view.content, RunStatus) else {START, CHECKPOINT, FINISH}
+    yield from (record for record in records if record.kind in kinds)
+    if isinstance(view.content, RunStatus) and view.latest.row.info.status == "finished":
+        yield from (record for record in (view.latest.point, *view.latest.tail) if record is not None)
+
+
+def _inputs(site: Site, run_id: str, records: Sequence[Record]) -> Any:
     start = next((record for record in records if record.sequence == 0), None)
-    return None if start is None else recorded_json(site, start)
+    return None if start is None else recorded_json(site, run_id, start)
 
 
-def recorded_json(site: Site, record: Record) -> Any:
-    """Return what a record holds, without what is hidden; None if it can't be read or is too large for a page."""
+def recorded_json(site: Site, run_id: str, record: Record) -> Any:
+    """Return what a record holds, without what is hidden; None if it was changed, can't be read or is too large for a page."""
     if record.size > _LARGEST_STATE:
         return None
     try:
-        return site.veil.recorded(record)
+        return site.veil.recorded(site.store, run_id, record)
     except (DeserializeStateError, ValueError):
         return None
 
 
-def _output(site: Site, run_id: str, view: RunView) -> Any:
+def _output(site: Site, run_id: str, view: RunView, flaws: Mapping[int, str]) -> Any:
+    row, latest = view.latest.row, view.latest
+    ends = (
+        [latest.newest] if latest.point is None else [latest.point.sequence, *(each.sequence for each in latest.tail)]
+    )
+    if any(number in flaws for number in ends):
+        return None
     if not isinstance(view.content, RunStatus):
         return site.veil.value(view.content.output, "output")
-    if view.latest.row.info.size > _LARGEST_STATE:
+    if row.info.size > _LARGEST_STATE:
         return None
     try:
         return site.veil.state(newest_state(site.store, run_id).state)
