@@ -200,6 +200,26 @@ def test_a_report_says_of_each_node_how_often_it_ran_again_and_what_that_changed
     assert ({"op": "add", "path": "/charges/1", "value": "o-1"},) == charge.world_difference
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("is_mended", [False, True])
+def test_a_node_is_blamed_beside_code_that_changes_the_world_too(bank: Bank, is_mended: bool):
+    @workflow("paying")
+    def paying():
+        bank.charge("by the code")
+        yield from step("charge").python(charge)
+        yield from step("ship").python(lambda: 1)
+
+    def charge() -> int:
+        bank.charge("by the step", current().idempotency_key if is_mended else None)
+        return 1
+
+    report = crashtest(paying, None, before=bank.clear, world=bank.snapshot)
+    assert {"code of paying", *([] if is_mended else ["charge"])} == set(report.not_idempotent)
+    assert {"charge": "safe" if is_mended else "not idempotent", "ship": "safe"}.items() <= {
+        node.node: node.verdict for node in report.nodes
+    }.items()
+
+
 def test_without_a_probe_no_node_is_called_safe(bank: Bank):
     report = crashtest(charging(bank, is_mended=False), Order())
     assert {"not looked at"} == {node.verdict for node in report.nodes}

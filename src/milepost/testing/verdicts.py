@@ -48,7 +48,8 @@ class NodeReport:
     """The JSON Patch (RFC 6902) from the undisturbed world to the first one that its second call has changed."""
     verdict: Verdict
     """"safe": it ran again, or has nothing to run, and the world was the same each time. "not looked at": without
-    `world=` nobody knows. "not tried": it never ran again, since too few places were tried."""
+    `world=` nobody knows. "not tried": it never ran again, since too few places were tried, or only beside another node
+    that changes the world, so that nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,18 @@ class CrashReport:
         return tuple(node.node for node in self.nodes if node.verdict == "not idempotent")
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What a disturbed run has done to the world."""
+
+    nodes: tuple[str, ...]
+    """The nodes that ran again in it."""
+    deaths: int
+    patch: tuple[dict[str, Any], ...]
+    change: frozenset[tuple[Any, int]]
+    """The values that the world has more and less often than undisturbed: the same in whatever order they came."""
+
+
 class Judge:
     """The comparison of disturbed runs with the undisturbed one."""
 
@@ -98,7 +111,7 @@ class Judge:
         self._looks = looks
         self._tried = self._crashes = 0
         self._again: Counter[str] = Counter()
-        self._changed: list[tuple[tuple[str, ...], tuple[dict[str, Any], ...]]] = []
+        self._cases: list[_Case] = []
         self._disagreeing: dict[str, list[tuple[str, Scenario]]] = {}
         self.first_error: Exception | None = None
         """The error of the first scenario that disagrees; None if it has ended."""
@@ -117,7 +130,9 @@ class Judge:
         if self._looks and scenario.error is None:
             # The code of a workflow runs again in each process.
             blamed = tuple(again) if again and self._front == "graph" else (*again, self._unseen(scenario))
-            self._changed.append((blamed, difference(self._plain.world, scenario.world)))
+            patch = difference(self._plain.world, scenario.world)
+            change = _change(self._plain.world, scenario.world)
+            self._cases.append(_Case(blamed, len(scenario.died), patch, change))
 
     def report(self) -> CrashReport:
         """Return what was found."""
@@ -171,7 +186,7 @@ class Judge:
         return f"code of {self._flow}" if self._front == "workflow" else scenario.first_after or self._flow
 
     def _nodes(self) -> Iterator[NodeReport]:
-        culprits = self._culprits()
+        culprits, cleared = self._culprits()
         known = [node_id for node_id, _ in self._plain.visits]
         known += [node_id for node_id, _ in self._plain.calls]
         known += [name for name in self._plain.called if name.startswith("rollback of ")]
@@ -182,23 +197,51 @@ class Judge:
                 verdict = "not idempotent"
             elif not self._looks:
                 verdict = "not looked at"
-            elif node in self._plain.called and not self._again[node]:
+            elif node in self._plain.called and (not self._again[node] or node not in cleared):
                 verdict = "not tried"
             yield NodeReport(node, self._again[node], patch, verdict)
 
-    def _culprits(self) -> dict[str, tuple[dict[str, Any], ...]]:
-        """Return the first change of the world by each node that is to blame for one.
+    def _culprits(self) -> tuple[dict[str, tuple[dict[str, Any], ...]], set[str]]:
+        """Return the first change of the world by each node that is to blame for one, and the nodes that changed nothing.
 
-        Where several ran again in one scenario, that one is to blame which has changed the world alone, else those that
-        have not run alone without a change.
+        Where several ran again in one scenario, that one is to blame which has changed the world alone, and the others if
+        the world has changed by more than that; else those that have not run alone without a change.
         """
-        alone = {nodes[0]: () for nodes, patch in self._changed if len(nodes) == 1 and not patch}
+        single = [case for case in self._cases if len(case.nodes) == 1]
+        alone = {case.nodes[0] for case in single if not case.patch}
+        own: dict[tuple[str, int], set[Any]] = {}
+        for case in single:
+            own.setdefault((case.nodes[0], case.deaths), set()).add(case.change)
         culprits: dict[str, tuple[dict[str, Any], ...]] = {}
-        for nodes, patch in sorted(self._changed, key=lambda case: len(case[0])):
-            if patch and not any(node in culprits for node in nodes if len(nodes) > 1):
-                for node in [node for node in nodes if node not in alone] or nodes:
-                    culprits.setdefault(node, patch)
-        return culprits
+        cleared: set[str] = set()
+        for case in sorted(self._cases, key=lambda case: len(case.nodes)):
+            known = [node for node in case.nodes if node in culprits] if len(case.nodes) > 1 else []
+            changes = [own.get((node, case.deaths), set()) for node in known]
+            if not case.patch or any(case.change in found for found in changes):
+                cleared.update(case.nodes)
+            elif all(changes):
+                others = [node for node in case.nodes if node not in alone and node not in known]
+                for node in others if others or known else case.nodes:
+                    culprits.setdefault(node, case.patch)
+        return culprits, cleared
+
+
+def _change(before: Any, after: Any) -> frozenset[tuple[Any, int]]:
+    """Return how much more often each value is in the one world than in the other, by its path without places in lists."""
+    counts = Counter(_values(after))
+    counts.subtract(_values(before))
+    return frozenset((value, count) for value, count in counts.items() if count)
+
+
+def _values(world: Any, path: tuple[str, ...] = ()) -> Iterator[Any]:
+    if isinstance(world, Mapping):
+        for name, value in world.items():
+            yield from _values(value, (*path, str(name)))
+    elif isinstance(world, (list, tuple)):
+        for value in world:
+            yield from _values(value, path)
+    else:
+        yield path, repr(world)
 
 
 # -- Two undisturbed runs ----------------------------------------------------------------------------------
