@@ -164,6 +164,7 @@ def test_the_keyboard_is_enough(serve: Serve, open_page: Open):
     expect(page.get_by_role("dialog")).to_be_visible()
     press("Escape")
     press("j")
+    expect(page.get_by_role("link", name="o-17", exact=True)).to_be_focused()
     press("Enter")
     expect(page).to_have_url(re.compile("/runs/o-17$"))
     page.locator(".node.failed a").last.focus()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -250,7 +251,13 @@ def test_pytest_runs_the_test_where_the_app_is_importable(till: Any):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=.", "tests/runs"]
     plugin = ["-p", "milepost.testing.plugin"]  # the installed package names it itself
     done = subprocess.run(
-        [*command, *plugin], cwd=shop.folder, capture_output=True, text=True, check=False, timeout=120
+        [*command, *plugin],
+        cwd=shop.folder,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert "1 passed" in done.stdout, done.stdout
 
