@@ -198,6 +198,8 @@ def test_named_nodes_run_for_real_on_the_recorded_state(recorded: bytes):
         again.check()
     again.check(state=False, output=False)
     CALLS.clear()
+    with pytest.raises(OptionError, match="calls no 'shpi', which run= names"):
+        replay(recorded, orders(), run=["shpi"])
 
 
 @wide

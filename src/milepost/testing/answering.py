@@ -75,6 +75,8 @@ class Player(_StepDriver):
         self.recorded = recorded
         self.flow = flow
         self._run = run
+        self.executed: set[str] = set()
+        """Those of `run` that have been called."""
         self._steps: dict[str, Step[Any]] = {}
         self._signals: list[Signal] = []
         """The recorded answers to the waits that the replay has come to, each for its wait."""
@@ -207,7 +209,8 @@ class Player(_StepDriver):
             return self._made(call)
         if isinstance(context, UndoContext):
             return self._undone(context.node_id)
-        if any(context.node_id == name or context.node_id.startswith(f"{name}/") for name in self._run):
+        if named := {name for name in self._run if is_part_of(context.node_id, name)}:
+            self.executed |= named
             return self._executed(call, context)
         if call.announce is None:
             work = self._mapped_by(call, context.node_id)
@@ -322,6 +325,11 @@ class Player(_StepDriver):
         read = after.get if isinstance(after, dict) else lambda name: getattr(after, name)
         part = Part({**{name: read(name) for name in others}, **given})
         return part.fields if graph.codec.encode(graph.accept(unit, before, part)) == data else Whole(after)
+
+
+def is_part_of(node_id: str, name: str) -> bool:
+    """Return whether a node or step is the one of a name, or a part of it."""
+    return node_id == name or node_id.startswith(f"{name}/")
 
 
 def _is_answered(call: Call) -> bool:

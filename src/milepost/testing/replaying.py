@@ -17,7 +17,7 @@ from milepost.executor.history_values import COUNTED_FAILURES
 from milepost.model.failure import describe
 from milepost.model.record import CONTINUE
 from milepost.stores.memory import MemoryStore
-from milepost.testing.answering import Player, Unrecorded
+from milepost.testing.answering import Player, Unrecorded, is_part_of
 from milepost.testing.comparing import first_difference, json_changes
 from milepost.testing.recorded import RecordedRun, RecordedVisit
 from milepost.testing.recorded_errors import RecordedRetry
@@ -45,7 +45,8 @@ def replay(file: str | Path | bytes, flow: Verbs[Any], *, run: Collection[str] =
 
     `file` is what `milepost record-test` or `milepost export` wrote, or its bytes. `run` names nodes or steps that run
     for real, on the recorded state before them. `options` such as `deps` and `config` are for the code that runs. Raises
-    `OptionError` for a run of another flow, and the errors of `Store.import_run` for a damaged file.
+    `OptionError` for a run of another flow and a name in `run` that it does not call, and the errors of
+    `Store.import_run` for a damaged file.
     """
     data = file if isinstance(file, bytes) else Path(file).read_bytes()
     return Replay(data, flow_of(flow), run, options)
@@ -77,6 +78,10 @@ class Replay:
             except (Exception, Unrecorded) as end:
                 self._end = end
             self.replayed = RecordedRun.of(store, info.run_id)
+        recorded = {visit.node_id for visit in self.recorded.visits}
+        for name in sorted({*run} - player.executed):
+            if not any(is_part_of(node_id, name) for node_id in recorded):
+                raise OptionError(f"run {info.run_id!r} calls no {name!r}, which run= names", option="run")
 
     def _play(self, player: Player, store: MemoryStore, run_id: str, given: Mapping[str, Any]) -> None:
         options = {
