@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ import pytest
 from console_runs import FLOWS, adding, make_runs, new_engine
 from starlette.testclient import TestClient
 
-from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore
+from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore, step, workflow
 from milepost.console import console
 from milepost.console.pages import HANDLERS
 from milepost.console.pages.run import show_run
 from milepost.errors import MilepostError
 from milepost.model.workers import ScheduleInfo, WorkerInfo
+from milepost.testing import FakeClock
 
 RUNS = ("done", "failed", "wait", "rolled", "fork", "ready", "a%2Fb%20%3F%23")
 PAGES = [
@@ -144,6 +145,47 @@ def test_a_run_leads_to_its_plan_if_the_code_of_its_flow_is_known(engine: Engine
 def test_commands_to_copy_are_quoted(engine: Engine, client: TestClient):
     values = client.get("/runs/a%2Fb%20%3F%23?format=json").json()
     assert "`milepost show 'a/b ?#'`" in values["markdown"]
+
+
+LOOKS: list[Any] = []
+
+
+@workflow("lost")
+def lost():
+    yield step("look").python(lambda: LOOKS.pop()())
+
+
+def test_a_workflow_without_an_owner_goes_on_without_a_router(monkeypatch: pytest.MonkeyPatch):
+    pages: list[str] = []
+    with Engine(MemoryStore()) as engine:
+        client = TestClient(console(engine), base_url="http://localhost")
+
+        def look() -> None:
+            monkeypatch.setattr("milepost.stores.base.fence.shown_status", lambda row, state: "dead")
+            monkeypatch.setattr("milepost.views.status.LONG", 1)
+            pages.extend(client.get(f"{path}?format=json").text for path in ("/", "/runs", "/flows/lost"))
+
+        LOOKS.append(look)
+        with suppress(MilepostError):
+            engine.run(lost, run_id="r")
+    for page in pages:
+        assert "milepost resume r [TARGET] goes on" in page
+        assert "router" not in page
+    assert 3 == len(pages)
+
+
+@workflow("limited")
+def limited():
+    yield step("ask").wait_for("approval", timeout=60)
+
+
+def test_the_end_of_a_wait_for_a_person_is_not_told_as_the_time_when_the_run_goes_on():
+    clock = FakeClock()
+    with Engine(MemoryStore(clock=clock), clock=clock) as engine:
+        with suppress(MilepostError):
+            engine.run(limited, run_id="r")
+        (told,) = TestClient(console(engine), base_url="http://localhost").get("/runs/r?format=json").json()["next"]
+    assert told.startswith("without an answer it goes on at ")
 
 
 def test_each_page_that_follows_says_where_it_is(client: TestClient):

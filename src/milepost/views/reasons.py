@@ -77,7 +77,10 @@ def what_follows(view: RunView, now: datetime) -> list[str]:
     if info.status in ENDED:
         return []
     if info.wake_at is not None and info.wake_at > now:
-        found.append(f"it {'goes on' if info.status == 'waiting' else 'begins'} at {utc(info.wake_at)}")
+        ending = [wait for wait in info.waiting_for if wait.wake_at == info.wake_at]
+        is_timeout = bool(ending) and all(wait.signal is not None for wait in ending)
+        goes_on = "without an answer it goes on" if is_timeout else "it goes on"
+        found.append(f"{goes_on if info.status == 'waiting' else 'it begins'} at {utc(info.wake_at)}")
     content = view.content
     parts: Sequence[Visit | TreeStep] = content.visits if isinstance(content, RunStatus) else content.steps
     for part in _each(parts):

@@ -55,7 +55,7 @@ def places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:
     try:
         return next_places(store, info)
     except (StoreError, RunNotFoundError, DeserializeStateError):
-        return (info.next_node,)
+        return (info.next_node or "",)
 
 
 def listed_document(info: RunInfo, places: Sequence[str | None]) -> dict[str, Any]:

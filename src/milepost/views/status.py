@@ -103,10 +103,10 @@ def next_places(store: Store, info: RunInfo) -> tuple[str | None, ...]:
     """Return where a run goes on, as `RunView.places` does; for a long run only the one place that its newest records name."""
     if (places := places_at_rest(info)) is not None:
         return places
-    latest = store.latest(info.run_id)
+    latest, is_of_steps = store.latest(info.run_id), is_workflow(store, info.run_id)
     if latest.newest >= LONG:
-        return (next_node(latest),)
-    return view_run(latest, records_of(store, info.run_id), store.place, is_workflow(store, info.run_id)).places
+        return ("" if is_of_steps else next_node(latest),)
+    return view_run(latest, records_of(store, info.run_id), store.place, is_of_steps).places
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def show_flow(site: Site, asked: Asked) -> Page:
         "counts": counts_of(site, name),
         "graph": graph,
         "nodes": [] if graph is None else _nodes(flow, graph),
-        "runs": [listed_document(info, (info.next_node,)) for info in shown],
+        "runs": [listed_document(info, (info.next_node or "",)) for info in shown],
     }
     return Page("flow.html", f"Flow {name}", values)
 

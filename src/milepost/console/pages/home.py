@@ -95,5 +95,6 @@ def _panel(site: Site, status: str, title: str, runs: Sequence[RunInfo], count: 
 
 def _rows(site: Site, runs: Sequence[RunInfo]) -> list[dict[str, Any]]:
     return [
-        listed_document(site.veil.info(info, missing_key(site.store, info.run_id)), (info.next_node,)) for info in runs
+        listed_document(site.veil.info(info, missing_key(site.store, info.run_id)), (info.next_node or "",))
+        for info in runs
     ]
