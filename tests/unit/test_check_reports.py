@@ -58,6 +58,24 @@ def test_junit_counts_its_cases_and_names_their_flows(checked: Any) -> None:
         )  # fmt: skip
 
 
+def test_what_fails_a_check_is_an_error_for_github() -> None:
+    nothing, finding = (
+        CheckReport(checked=0, of=0, groups=()),
+        Finding("MP001", "the time", "orders", "router", "shop.py", 3),
+    )
+    gone = CheckReport(checked=2, of=2, groups=(), unknown={"old": 1})
+    for report, findings, level, verdict in (
+        (nothing, (), {}, "Nothing was checked: "),
+        (gone, (), {}, "All go on: "),
+        (gone, (), {"strict": True}, "Some runs are of flows that the app does not have: "),
+        (gone, (finding,), {"lint_error": True}, "The code may differ when it runs again: "),
+    ):
+        assert f"\n\n{verdict}" in summary(report, findings, **level)
+    assert ["::warning", "::error"] == [
+        line[: line.index("::1")] for level in (False, True) for line in github_commands(gone, strict=level)
+    ]
+
+
 def test_no_text_of_a_run_can_give_github_a_command(checked: Any) -> None:
     lines = [*github_commands(*checked)]
     assert all(line.startswith(("::error ", "::warning")) and "\n" not in line for line in lines)

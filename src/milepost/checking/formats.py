@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from xml.etree import ElementTree as ET
 
 from milepost.checking.lint import Finding
@@ -60,9 +60,12 @@ def details_of(group: Group) -> Iterator[str]:
 
 
 def github_commands(
-    report: CheckReport, findings: Iterable[Finding] = (), *, lint_error: bool = False
+    report: CheckReport, findings: Iterable[Finding] = (), *, strict: bool = False, lint_error: bool = False
 ) -> Iterator[str]:
-    """Yield the commands that make GitHub show an error or a warning beside a line of code."""
+    """Yield the commands that make GitHub show an error or a warning beside a line of code.
+
+    Findings and unknown flows are warnings unless `lint_error` or `strict` make errors of them.
+    """
     for group in report.groups:
         if group.is_bad:
             place = {} if group.source is None else {"file": group.source.file, "line": str(group.source.line)}
@@ -71,7 +74,8 @@ def github_commands(
         level, title = "error" if lint_error else "warning", f"{finding.code} in flow {finding.flow}"
         yield _command(level, finding.message, file=finding.file, line=str(finding.line), title=title)
     for flow, count in report.unknown.items():
-        yield _command("warning", f"{plural_of(count, 'run')} of flow {flow!r}, which the app does not have")
+        level = "error" if strict else "warning"
+        yield _command(level, f"{plural_of(count, 'run')} of flow {flow!r}, which the app does not have")
 
 
 def _command(level: str, message: str, **properties: str) -> str:
@@ -87,8 +91,10 @@ def _escaped(text: str, more: str = "") -> str:
     return lines
 
 
-def summary(report: CheckReport, findings: Iterable[Finding] = ()) -> str:
-    """Return the report as a table in Markdown, for the summary of a GitHub job."""
+def summary(
+    report: CheckReport, findings: Sequence[Finding] = (), *, strict: bool = False, lint_error: bool = False
+) -> str:
+    """Return the report as a table in Markdown, for the summary of a GitHub job. Its first words are the verdict."""
     rows = [
         (group.flow, plural_of(group.runs, "run"), WORDS[group.verdict], "; ".join(_facts(group)), group.examples[0])
         for group in report.groups
@@ -102,7 +108,14 @@ def summary(report: CheckReport, findings: Iterable[Finding] = ()) -> str:
     ]
     head = [("flow", "runs", "verdict", "what", "such as"), ("---",) * 5]
     lines = [f"| {' | '.join(map(_cell, row))} |" for row in (*head, *rows)]
-    verdict = "All go on" if report.ok else "Some runs can't go on"
+    if not report.ok:
+        verdict = "Some runs can't go on"
+    elif strict and report.unknown:
+        verdict = "Some runs are of flows that the app does not have"
+    elif lint_error and findings:
+        verdict = "The code may differ when it runs again"
+    else:
+        verdict = "All go on" if report.checked else "Nothing was checked"
     title = f"### milepost check\n\n{verdict}: {plural_of(report.checked, 'run')} of {report.of} checked.\n\n"
     return title + "\n".join(lines) + "\n"
 

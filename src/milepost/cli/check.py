@@ -104,7 +104,7 @@ def check_runs(
         if is_linting:
             _print_findings(findings, number_of_flows)
     if github:
-        _tell_github(report, findings, lint_error=lint_error, to_errors=invocation.is_json)
+        _tell_github(report, findings, strict=strict, lint_error=lint_error, to_errors=invocation.is_json)
     if not report.ok or (strict and report.unknown) or (lint_error and findings):
         return FAILED
     return OK if report.checked or is_lint_alone or allow_empty else UNCHECKED
@@ -146,13 +146,15 @@ def _print_findings(findings: Sequence[Finding], number_of_flows: int) -> None:
         print(f"lint: nothing found in {plural(number_of_flows, 'flow')}")
 
 
-def _tell_github(report: CheckReport, findings: Sequence[Finding], *, lint_error: bool, to_errors: bool) -> None:
+def _tell_github(
+    report: CheckReport, findings: Sequence[Finding], *, strict: bool, lint_error: bool, to_errors: bool
+) -> None:
     """Print annotations (GitHub reads both outputs) and add to the summary of the job, if there is one."""
-    for line in github_commands(report, findings, lint_error=lint_error):
+    for line in github_commands(report, findings, strict=strict, lint_error=lint_error):
         click.echo(line, err=to_errors)
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(summary(report, findings))
+            file.write(summary(report, findings, strict=strict, lint_error=lint_error))
 
 
 def _show_versions(invocation: Invocation, found: Sequence[FlowVersion], *, allow_empty: bool) -> int:
