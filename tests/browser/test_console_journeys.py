@@ -175,6 +175,7 @@ def test_the_keyboard_is_enough(serve: Serve, open_page: Open):
     press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text("Record")
     page.get_by_role("link", name="Back to the run").click()
+    page.wait_for_url(re.compile("/runs/o-17$"))  # and until its script listens
     press("d")
     expect(page.get_by_role("heading", level=1)).to_contain_text("Record 28 ")
     press("[")
