@@ -1,7 +1,7 @@
-// What scripts add to the pages: they follow the runs, and have keys. Links and forms work without.
+// What scripts add: they follow runs, and have keys. Links and forms work without.
 const $ = (selector) => document.querySelector(selector), all = (selector) => [...document.querySelectorAll(selector)];
 
-// The part #live asks for itself again. The answer is 204 if nothing has moved.
+// The part #live asks for itself again. It gets 204 if nothing has moved.
 const button = $("#follow");
 let isOn = true, used = Date.now(), pause = 0;
 
@@ -45,7 +45,7 @@ if ($("#live[data-every]")) {
 	setTimeout(follow, 2000);
 }
 
-// #node=a/b chooses a node in the graph, the timeline and the history, with what is inside it.
+// #node=a/b chooses a node in graph, timeline and history, with what is inside it.
 function select() {
 	const chosen = location.hash.startsWith("#node=") && decodeURIComponent(location.hash.slice(6)).split("/");
 	for (const row of all("[data-node]")) {
