@@ -13,6 +13,7 @@ import pytest
 from cli_calls import Shop, shop
 
 from milepost import SQLiteStore
+from milepost.errors import RunSuspended
 
 __all__ = ["shop"]
 
@@ -26,6 +27,7 @@ def same(order: dict) -> dict:
 
 
 def onwards(order: dict) -> str:
+    print("a router prints this")
     return os.environ.get("WAY", "ship")
 
 
@@ -52,6 +54,19 @@ changed = Engine("sqlite:///.milepost/runs.db", flows=[now])
 def app(shop: Shop) -> Shop:
     (shop.folder / "app_shop.py").write_text(APP, encoding="utf-8")
     return shop
+
+
+BODY = """
+from milepost import Engine, step, workflow
+
+@workflow("talks")
+def talks():
+    print("a body prints this")
+    yield from step("a").python(lambda: 1)
+    yield from step("b").wait_for("go")
+
+engine = Engine("sqlite:///talks.db", flows=[talks])
+"""
 
 
 def begin(app: Shop, *run_ids: str, flow: str = "before") -> None:
@@ -157,7 +172,7 @@ def test_the_report_is_written_in_all_forms(app: Shop, monkeypatch: pytest.Monke
     lines = told.out.splitlines()
     assert lines[0].startswith("1 of 1 open run of 1 flow")
     assert 1 == sum(line.startswith("::error file=app_shop.py,line=") for line in lines)
-    assert 1 == sum(line.startswith("::warning file=app_shop.py,line=11,title=MP003") for line in lines)
+    assert 1 == sum(line.startswith("::warning file=app_shop.py,line=12,title=MP003") for line in lines)
     document = json.loads((app.folder / "check.json").read_text(encoding="utf-8"))
     assert ("refuse", "MP003") == (document["groups"][0]["verdict"], document["lint"][0]["code"])
     suite = ET.parse(app.folder / "check.xml").getroot()
@@ -172,7 +187,7 @@ def test_the_lint_needs_no_store(app: Shop) -> None:
     told = app.call("check", "--app", "app_shop.py:engine", "--lint")
     assert (0, True) == (
         told.code,
-        told.out.startswith("app_shop.py:11: MP003 router after 'charge' of flow 'orders': "),
+        told.out.startswith("app_shop.py:12: MP003 router after 'charge' of flow 'orders': "),
     )
     assert 1 == app.call("check", "--app", "app_shop.py:engine", "--lint-error").code
     told = app.call("check", "--app", "app_shop.py:other", "--lint")
@@ -192,6 +207,16 @@ def test_the_lint_takes_no_place_of_the_check(app: Shop, monkeypatch: pytest.Mon
     monkeypatch.setenv("MILEPOST_STORE", "sqlite:///moved.db")
     for name in ("changed", "now"):
         assert 1 == app.call("check", "--app", f"app_shop.py:{name}", "--lint").code
+
+
+@pytest.mark.wide
+def test_what_a_body_prints_is_no_part_of_the_report(app: Shop) -> None:
+    (app.folder / "talks.py").write_text(BODY, encoding="utf-8")
+    flow = runpy.run_path(str(app.folder / "talks.py"))["talks"]
+    with pytest.raises(RunSuspended):
+        flow.run(store="sqlite:///talks.db", run_id="t-1", on_wait="suspend")
+    told = app.call("check", "--app", "talks.py:engine", "sqlite:///talks.db", "--json")
+    assert (0, 1, True) == (told.code, told.json["checked"], "a body prints this" in told.err)
 
 
 @pytest.mark.wide

@@ -55,6 +55,7 @@ def charge(ctx, order):
 
 
 def route(order):
+    print("a router prints this")
     return "price" if order.total < 10_000 else END
 
 
@@ -145,7 +146,7 @@ def test_two_ids_that_give_one_name_get_digits(till: Any):
     again = record(shop, "o-17")
     assert (2, True) == (again.code, "exist: pass --force to write over them" in again.err)
     assert 0 == record(shop, "o-17", "--force").code
-    other = record(shop, "o_17", "--json").json["files"]
+    other = record(shop, "o_17", "--json").json["files"]  # and what the router prints stands beside it
     assert ["tests/runs/orders-o_17-1224b42d.jsonl", "tests/runs/test_orders_o_17_1224b42d.py"] == other
 
 

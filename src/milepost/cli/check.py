@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,8 @@ def check_runs(
         if is_of_versions:
             return _show_versions(invocation, versions(engine, **which), allow_empty=allow_empty)
         if not is_lint_alone:
-            report = check(engine, sample=sample, seed=seed, finished=finished, files=files, **which)
+            with contextlib.redirect_stdout(sys.stderr):  # bodies of workflows, routers and prompts may print
+                report = check(engine, sample=sample, seed=seed, finished=finished, files=files, **which)
         if is_linting:
             findings = lint([known for name, known in engine.flows.items() if flow in {None, name}])
         number_of_flows = len(engine.flows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def record_as_test(
             raise click.UsageError(f"{' and '.join(there)} exist: pass --force to write over them")
         name = f"test-{recorded.stem}" if rename_run else None
         try:
-            made = record_test(store, run_id, flow_of(flow), hide=hide, name=name)
+            with contextlib.redirect_stdout(sys.stderr):
+                made = record_test(store, run_id, flow_of(flow), hide=hide, name=name)
         except NoTestError as exc:
             raise click.ClickException(str(exc)) from exc
         source = source_of_test(recorded, test, name or run_id, flow.name, *_place_of(invocation, flow))
