@@ -160,6 +160,22 @@ def test_a_flow_that_the_module_does_not_hold_is_the_engines(till: Any):
 
 
 @wide
+def test_a_function_that_makes_the_flow_is_called_in_the_test(till: Any):
+    shop = till()
+    with (shop.folder / "till.py").open("a", encoding="utf-8") as file:
+        file.write('def made():\n    return make("strict", by_card)\n\ndef service():\n    return engine\n')
+    assert 0 == record(shop, "s-1", "--store", "sqlite:///runs.db", app="till:made").code
+    test = shop.folder / "tests/runs/test_strict_s_1.py"
+    assert "from till import made\n" in test.read_text(encoding="utf-8")
+    assert 'replay("strict-s-1.jsonl", made()).check()' in test.read_text(encoding="utf-8")
+    assert 0 == record(shop, "s-1", "--force", app="till:service").code
+    assert "service().flows['strict']).check()" in test.read_text(encoding="utf-8")
+    (shop.folder / "the-till.py").write_text((shop.folder / "till.py").read_text(encoding="utf-8"), encoding="utf-8")
+    answer = record(shop, "o-17", app="the-till.py:engine")
+    assert (2, True) == (answer.code, "a test can't import 'the-till.py'" in answer.err)
+
+
+@wide
 def test_a_hidden_value_is_nowhere_in_the_files(till: Any):
     shop = till()
     for run_id, flow, path in (

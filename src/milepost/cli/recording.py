@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from keyword import iskeyword
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import click
 
 from milepost.cli.commands import FAILED, OK, Invocation, app_option, command
 from milepost.cli.places import chosen_app
-from milepost.cli.targets import Runnable, find_target, found_flow
+from milepost.cli.targets import Runnable, found_flow
 from milepost.cli.text import to_json
 from milepost.engine.engine import Engine
 from milepost.engine.worker import Worker
+from milepost.graph.builder import CompiledGraph
 from milepost.testing.recording import NoTestError, RecordedTest, paths_of_test, record_test, source_of_test
 from milepost.verbs import flow_of
 from milepost.views.text import clean, plural, size
+from milepost.workflows.definition import Workflow
 
 
 @command(
@@ -96,11 +100,17 @@ def _place_of(invocation: Invocation, flow: Runnable) -> tuple[str, str]:
     assert named is not None
     place, _, name = named[0].rpartition(":")
     module = Path(place).stem if place.endswith(".py") or "/" in place else place
-    members = vars(sys.modules[module])
-    for member, value in members.items():
+    if not all(part.isidentifier() and not iskeyword(part) for part in module.split(".")):
+        raise click.UsageError(f"a test can't import {place!r}: give the module a name that Python can import")
+    for member, value in vars(sys.modules[module]).items():
         if value is flow:
             return module, member
-    app: Any = find_target(*named)[1] if module == place else members.get(name)
-    is_made = callable(app) and not isinstance(app, (Engine, Worker))
-    engine = f"{name}()" if is_made else f"{name}.engine" if isinstance(app, Worker) else name
+    app: Any = attrgetter(name)(sys.modules[module])
+    if callable(app) and not isinstance(app, (Engine, Worker)):
+        name = f"{name}()"
+        with contextlib.redirect_stdout(sys.stderr):
+            app = app()
+    if isinstance(app, (CompiledGraph, Workflow)):
+        return module, name
+    engine = f"{name}.engine" if isinstance(app, Worker) else name
     return module, f"{engine}.flows[{flow.name!r}]"
