@@ -105,6 +105,13 @@ def test_wrong_arguments_and_old_tables_are_usage_errors(app: Shop) -> None:
     assert 2 == app.call("check").code
     assert 2 == app.call("check", "--app", "app_shop.py:engine", "sqlite:///a.db", "sqlite:///b.db").code
     assert 2 == app.call("check", "--app", "app_shop.py:engine", "sqlite:///a.db", "--store", "sqlite:///b.db").code
+    told = app.call("check", "--app", "app_shop.py:engine", ".milepost/runs.db")
+    assert (2, True) == (told.code, "is no export; a store is named sqlite:///.milepost/runs.db" in told.err)
+    for option in (["--lint-error"], ["-o", "x.json"], ["app_shop.py"]):
+        assert 2 == app.call("check", "--app", "app_shop.py:engine", "--versions", *option).code
+    for option in ("-o", "--junit"):
+        told = app.call("check", "--app", "app_shop.py:engine", option, "nope/x")
+        assert (2, True, True) == (told.code, "go on: 1" in told.out, "can't write 'nope/x'" in told.err)
     with closing(sqlite3.connect(app.folder / ".milepost" / "runs.db")) as connection:
         connection.execute("PRAGMA user_version = 2")
     told = app.call("check", "--app", "app_shop.py:engine")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -24,6 +25,7 @@ from milepost.stores.memory import MemoryStore
 from milepost.views.text import ago, clean, plural
 
 _NO_STORE = "memory://"
+_SQLITE = b"SQLite format 3\0"
 
 
 @command(
@@ -77,6 +79,8 @@ def check_runs(
     """
     is_linting = is_linting or lint_error
     files = _files_in(invocation, places)
+    if is_of_versions and (files or is_linting or output or junit or github):
+        raise click.UsageError("--versions lists what is in a store: leave out FILE, --lint, -o, --junit and --github")
     may_lint_alone = is_linting and not files and not is_of_versions
     if files:
         invocation.store_url = _NO_STORE
@@ -95,10 +99,6 @@ def check_runs(
             findings = lint([known for name, known in engine.flows.items() if flow in {None, name}])
         number_of_flows = len(engine.flows)
     document = report.to_dict() | ({"lint": [finding._asdict() for finding in findings]} if is_linting else {})
-    if output is not None:
-        output.write_text(to_json(document, is_line=True) + "\n", encoding="utf-8")
-    if junit is not None:
-        junit.write_text(to_junit(report, findings, strict=strict, lint_error=lint_error), encoding="utf-8")
     if invocation.is_json:
         print(to_json(document))
     else:
@@ -108,6 +108,10 @@ def check_runs(
             _print_findings(findings, number_of_flows)
     if github:
         _tell_github(report, findings, strict=strict, lint_error=lint_error, to_errors=invocation.is_json)
+    if output is not None:
+        _write(output, to_json(document, is_line=True) + "\n")
+    if junit is not None:
+        _write(junit, to_junit(report, findings, strict=strict, lint_error=lint_error))
     if not report.ok or (strict and report.unknown) or (lint_error and findings):
         return FAILED
     return OK if report.checked or is_lint_alone or allow_empty else UNCHECKED
@@ -125,7 +129,17 @@ def _files_in(invocation: Invocation, places: Sequence[str]) -> list[Path]:
     for file in files:
         if not file.is_file():
             raise NotFound(f"there is no file {str(file)!r}")
+        with file.open("rb") as content:
+            if content.read(len(_SQLITE)) == _SQLITE:
+                raise click.UsageError(f"{str(file)!r} is no export; a store is named sqlite:///{quote(str(file))}")
     return files
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise click.UsageError(f"can't write {str(path)!r}: {exc.strerror}") from exc
 
 
 def _is_url(place: str) -> bool:
