@@ -306,7 +306,11 @@ BAD = {
         (),
         "it waits for signal 'approval' at 'ask#1', which nobody sends: give --signal",
     ),
-    "a flow that never ends": ("hanging", ("--timeout", "4"), "the run has not ended in time: 'hang' was called last"),
+    "a flow that never ends": (
+        "hanging",
+        ("--timeout", "4"),
+        "the run has not ended within --timeout: 'hang' was called last",
+    ),
     "a process that ends": ("leaving", (), "the process ended by itself with exit code 7"),
     "a run that fails": ("refunding", (), "undisturbed the run ended with milepost.errors.StepError: step 'ship'"),
     "a run that has to fail": ("once", ("--fails",), "and --fails says that it has to fail"),

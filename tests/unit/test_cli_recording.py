@@ -234,6 +234,7 @@ def test_changed_code_is_told_when_the_test_is_written(till: Any):
     answer = record(shop, "o-17")
     assert 1 == answer.code
     assert "the test fails with the code as it is" in answer.err
+    assert "\n  ~ next_node" in answer.err
     with pytest.raises(
         AssertionError, match=r"visit 1 of 'charge' \(record 3\):\n  ~ next_node  \"price\" -> \"__end__\""
     ):

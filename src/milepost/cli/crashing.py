@@ -207,7 +207,7 @@ class _Shown:
             return OK if is_ok else FAILED
         died = "1 process" if report.crashes == 1 else f"{report.crashes} processes"
         print(f"{plural(report.scenarios, 'place')}, {died} died, {seconds:.1f} s")
-        otherwise = {found.node for found in report.disagreements}
+        otherwise = dict.fromkeys(found.node for found in report.disagreements)
         known = {node.node: node for node in report.nodes}
         rows = [self._row(node, world, is_other=node.node in otherwise) for node in report.nodes]
         rows += [(node, "", "", "ENDS OTHERWISE") for node in otherwise if node not in known]
@@ -225,8 +225,9 @@ class _Shown:
             found = [f"{path}: {sign} {value}" for path, sign, value in _told(world, node.world_difference)]
             changed = short("; ".join(found), 80)
         verdict = _VERDICTS[node.verdict]
-        if node.verdict == "not idempotent" and node.node.startswith("code of "):
-            verdict = "NOT IDEMPOTENT: let a step do it"
+        for code, place in (("code of ", "step"), ("decision of ", "node")):
+            if node.verdict == "not idempotent" and node.node.startswith(code):
+                verdict = f"NOT IDEMPOTENT: let a {place} do it"
         if is_other:
             verdict = "ENDS OTHERWISE" + (f"; {verdict}" if node.verdict == "not idempotent" else "")
         return node.node, f"{node.ran_again}x" if node.ran_again else "", changed, verdict

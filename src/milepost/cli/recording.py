@@ -91,7 +91,8 @@ def _tell(invocation: Invocation, run_id: str, recorded: Path, test: Path, made:
     if made.left:
         print(f"{plural(made.left, 'hidden value')} still stand in it, in other places or as names", file=sys.stderr)
     if made.difference is not None:
-        print(f"the test fails with the code as it is: {clean(made.difference)}", file=sys.stderr)
+        lines = "\n".join(map(clean, made.difference.splitlines()))
+        print(f"the test fails with the code as it is: {lines}", file=sys.stderr)
 
 
 def _place_of(invocation: Invocation, flow: Runnable) -> tuple[str, str]:

@@ -269,7 +269,7 @@ class ChildRuns:
         died = _read(scenario, log, known)
         if code is None:
             where = f"{_last_called(log)!r} was called last" if scenario.called else "no node was called"
-            return {"error": f"the run has not ended in time: {where}", "is_usage": False}
+            return {"error": f"the run has not ended within --timeout: {where}", "is_usage": False}
         if result.exists():
             ended: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return ended
