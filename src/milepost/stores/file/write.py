@@ -104,7 +104,10 @@ def write(parts: StoreParts, changes: Iterable[Change]) -> set[str]:
             commits[-1].make()
         put = [commit for commit in commits if commit.put()]
         for folder in dict.fromkeys(folder for commit in put for folder in commit.folders):
-            sync_folder(folder)
+            with suppress(
+                FileNotFoundError
+            ):  # the run is deleted, and another process has removed the rest of it already
+                sync_folder(folder)
     finally:
         for commit in commits:
             commit.clean()
