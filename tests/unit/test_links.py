@@ -85,3 +85,18 @@ def test_a_page_that_is_full_skips_no_run(monkeypatch: pytest.MonkeyPatch) -> No
             if not page and after is None:
                 break
     assert [f"r{n}" for n in range(16, 9, -1)] == [info.run_id for info in found]
+
+
+def test_a_file_in_a_folder_that_cannot_be_written_is_read_anew_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SQLiteStore(tmp_path / "runs.db") as store:
+        graph.run({}, store=store, run_id="first")
+    # The user of these tests may be root, who may write everywhere.
+    monkeypatch.setattr("milepost.stores.sqlite.store.os.access", lambda path, mode: False)
+    with SQLiteStore(tmp_path / "runs.db", read_only=True) as looking:
+        assert ["first"] == [info.run_id for info in looking.list_runs()]
+        with SQLiteStore(tmp_path / "runs.db") as store:
+            graph.run({}, store=store, run_id="second")
+            assert ["second", "first"] == [info.run_id for info in looking.list_runs()]
+        assert ["second", "first"] == [info.run_id for info in looking.list_runs()]

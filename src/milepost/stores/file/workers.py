@@ -1,4 +1,4 @@
-"""Beats and pauses of a file store: a file for each, beside the runs. One that can't be read is passed over."""
+"""Beats and pauses of a file store: a file for each, beside the runs. A beat that can't be read is passed over."""
 
 from __future__ import annotations
 

@@ -104,9 +104,8 @@ def write(parts: StoreParts, changes: Iterable[Change]) -> set[str]:
             commits[-1].make()
         put = [commit for commit in commits if commit.put()]
         for folder in dict.fromkeys(folder for commit in put for folder in commit.folders):
-            with suppress(
-                FileNotFoundError
-            ):  # the run is deleted, and another process has removed the rest of it already
+            # Another process may have removed what is left of a run that was deleted here.
+            with suppress(FileNotFoundError):
                 sync_folder(folder)
     finally:
         for commit in commits:

@@ -68,26 +68,11 @@ class LiveFile:
             connection.executemany("INSERT OR REPLACE INTO live_events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             connection.executemany("DELETE FROM live_events WHERE run_id = ? AND (epoch, number) <= (?, ?)", forgotten)
 
-        try:
-            self._write(write)
-        except sqlite3.OperationalError:  # such as a lock; the connection is opened anew
-            self._write(write)
-        except sqlite3.DatabaseError:
-            if not self._remove_damaged():
-                raise
-            self._write(write)
+        self._write_again(write)
 
     def get(self, run_id: str, after: Place, limit: int) -> list[LiveEvent]:
         """Return events above `after`."""
-        try:
-            with self._lock:
-                connection = self._open()
-                if connection is None:
-                    return []
-                found = connection.execute(_GET, (run_id, *after, limit)).fetchall()
-        except sqlite3.DatabaseError:  # it is being made, or is damaged: whoever writes next mends it
-            return []
-        return [LiveEvent(*values) for values in found]
+        return [LiveEvent(*values) for values in self._read(_GET, (run_id, *after, limit))]
 
     def sweep(self, before: float, most_bytes: int) -> None:
         """Delete old events."""
@@ -113,25 +98,13 @@ class LiveFile:
     def execute(self, query: str, values: Sequence[Any]) -> list[Any]:
         """Execute one statement about workers, whose table is in this file too, and return its rows."""
         if query.startswith("SELECT"):
-            try:
-                with self._lock:
-                    connection = self._open()
-                    return [] if connection is None else connection.execute(query, values).fetchall()
-            except sqlite3.DatabaseError:  # as in `get`
-                return []
+            return self._read(query, values)
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute(_WORKERS)
             connection.execute(query, values)
 
-        try:
-            self._write(write)
-        except sqlite3.OperationalError:
-            self._write(write)
-        except sqlite3.DatabaseError:
-            if not self._remove_damaged():
-                raise
-            self._write(write)
+        self._write_again(write)
         return []
 
     def close(self) -> None:
@@ -154,6 +127,25 @@ class LiveFile:
         self._connection, self._lock = None, threading.Lock()
 
     # -- below ---------------------------------------------------------------------------------------
+
+    def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
+        try:
+            with self._lock:
+                connection = self._open()
+                return [] if connection is None else connection.execute(query, values).fetchall()
+        except sqlite3.DatabaseError:  # it is being made, or is damaged: whoever writes next mends it
+            return []
+
+    def _write_again(self, write: Callable[[sqlite3.Connection], object]) -> None:
+        """Write, and if that fails write once more: into a new file if this one is damaged."""
+        try:
+            self._write(write)
+        except sqlite3.OperationalError:  # such as a lock; the connection is opened anew
+            self._write(write)
+        except sqlite3.DatabaseError:
+            if not self._remove_damaged():
+                raise
+            self._write(write)
 
     def _write(self, write: Callable[[sqlite3.Connection], object]) -> None:
         with self._lock:

@@ -1,2 +1,2 @@
--- Where the runs of a time begin and end in the order of id.
+-- Leads from a time to the first and the last run that was created then, in the order of id.
 CREATE INDEX runs_by_creation ON runs (created_at, id);

@@ -1,4 +1,4 @@
--- What workers last told of themselves. It is kept for a day, and need not survive a crash.
+-- The last beat of each worker. It is kept for a day, and need not survive a crash.
 CREATE UNLOGGED TABLE workers (
     name text PRIMARY KEY,
     time double precision NOT NULL,
