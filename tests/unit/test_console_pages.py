@@ -68,13 +68,16 @@ def test_the_page_of_workers_has_those_that_beat_and_their_schedules(engine: Eng
     store.beat(
         WorkerInfo("w-1", "host", 7, now, now, {"orders": "f" * 64}, 10, 2, {"failed": "other <code>"}, (schedule,))
     )
+    store.pause_schedule("weekly", by="bea")  # no worker has it
     values = client.get("/workers?format=json").json()
     assert [("w-1", True, {"failed": "other <code>"})] == [
         (worker["name"], worker["is_alive"], worker["refused"]) for worker in values["workers"]
     ]
-    assert [("nightly", "done", None)] == [
-        (schedule["name"], schedule["last_run_id"], schedule["paused"]) for schedule in values["schedules"]
+    assert [("nightly", "done", None), ("weekly", None, "bea")] == [
+        (schedule["name"], schedule["last_run_id"], schedule["paused"] and schedule["paused"]["by"])
+        for schedule in values["schedules"]
     ]
+    assert "by bea" in client.get("/workers").text
     assert "other &lt;code&gt;" in client.get("/workers").text
     assert "" == client.get("/runs/failed?format=json").json()["workers_note"]
     assert "no worker that beats has flow 'adding'" in client.get("/runs/ready?format=json").json()["workers_note"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from milepost.model.workers import ScheduleInfo, WorkerInfo
+from milepost.model.workers import ScheduleInfo, SchedulePause, WorkerInfo
 from milepost.store import Store
 from milepost.views.text import iso
 
@@ -15,48 +16,44 @@ FRESH = timedelta(seconds=45)
 
 
 def workers_document(store: Store, now: datetime) -> dict[str, Any]:
-    """Return the workers that have beaten in the last 24 hours and their schedules as JSON; `workers` None: nobody can tell.
+    """Return the workers that have beaten in the last 24 hours and all schedules as JSON; `workers` None: nobody can tell.
 
     A worker has `name`, `host`, `pid`, `started`, `beat`, `is_alive`, `flows` (fingerprints by name), `concurrency`,
-    `running` and `refused` (reasons by run id). A schedule has `name`, `flow`, `cron`, `tz`, `next_at`, `last_run_id` and
-    `paused` (None, or `since` and `by`).
+    `running`, `refused` (reasons by run id) and `schedules` (names). A schedule has `name`, `flow`, `cron`, `tz`, `next_at`,
+    `last_run_id` and `paused` (None, or `since` and `by`); of one that is paused and that no worker has only these two.
     """
-    workers = store.workers()
-    if workers is None:
-        return {"workers": None, "schedules": []}
-    paused = store.paused_schedules()
-    schedules = {schedule.name: schedule for worker in workers for schedule in worker.schedules}
+    workers, pauses = store.workers(), store.paused_schedules()
+    known = newest_schedules(workers or ())
     return {
-        "workers": [_worker_document(worker, now) for worker in workers],
-        "schedules": [_schedule_document(schedules[name], paused.get(name)) for name in sorted(schedules)],
+        "workers": None if workers is None else [_worker_document(worker, now) for worker in workers],
+        "schedules": [
+            _schedule_document(name, known.get(name), pauses.get(name)) for name in sorted({*known, *pauses})
+        ],
     }
+
+
+def newest_schedules(workers: Sequence[WorkerInfo]) -> dict[str, ScheduleInfo]:
+    """Return the schedules by name, each as the worker knows it that has beaten last."""
+    known: dict[str, ScheduleInfo] = {}
+    for worker in sorted(workers, key=lambda worker: worker.beat):
+        known |= {schedule.name: schedule for schedule in worker.schedules}
+    return known
 
 
 def _worker_document(worker: WorkerInfo, now: datetime) -> dict[str, Any]:
+    document = {**asdict(worker), "started": iso(worker.started), "beat": iso(worker.beat)}
     return {
-        "name": worker.name,
-        "host": worker.host,
-        "pid": worker.pid,
-        "started": iso(worker.started),
-        "beat": iso(worker.beat),
+        **document,
         "is_alive": is_alive(worker, now),
-        "flows": dict(worker.flows),
-        "concurrency": worker.concurrency,
-        "running": worker.running,
-        "refused": dict(worker.refused),
+        "schedules": [schedule.name for schedule in worker.schedules],
     }
 
 
-def _schedule_document(schedule: ScheduleInfo, pause: Any) -> dict[str, Any]:
-    return {
-        "name": schedule.name,
-        "flow": schedule.flow,
-        "cron": schedule.cron,
-        "tz": schedule.tz,
-        "next_at": iso(schedule.next_at),
-        "last_run_id": schedule.last_run_id,
-        "paused": None if pause is None else {"since": iso(pause.since), "by": pause.by},
-    }
+def _schedule_document(name: str, schedule: ScheduleInfo | None, pause: SchedulePause | None) -> dict[str, Any]:
+    facts = dict.fromkeys(("flow", "cron", "tz", "next_at", "last_run_id"))
+    if schedule is not None:
+        facts = {**asdict(schedule), "next_at": iso(schedule.next_at)}
+    return {"name": name, **facts, "paused": None if pause is None else {"since": iso(pause.since), "by": pause.by}}
 
 
 def is_alive(worker: WorkerInfo, now: datetime) -> bool:
