@@ -31,7 +31,7 @@ EXAMPLES = 20
 """The number of run ids that a group keeps."""
 
 
-class Verdict(NamedTuple):
+class RunVerdict(NamedTuple):
     """What would become of one run."""
 
     verdict: GroupVerdict
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
         return self.verdict in BAD
 
     @classmethod
-    def of(cls, plan: ResumePlan) -> Verdict:
+    def of(cls, plan: ResumePlan) -> RunVerdict:
         """Return the verdict of a plan."""
         if plan.error is not None and is_unreadable(plan.error):
             return cls("not read", plan.reason, plan.error)
@@ -60,11 +60,11 @@ def is_unreadable(error: BaseException) -> bool:
 
 
 @dataclass(slots=True)
-class Gathered:
+class GrowingGroup:
     """A group while it grows."""
 
     run_id: str
-    first: Verdict
+    first: RunVerdict
     checked: int = 0
     estimate: float = 0.0
     examples: list[str] = field(default_factory=list)
@@ -75,40 +75,40 @@ class Groups:
 
     def __init__(self, find_flow: Callable[[str], Flow | None]) -> None:
         self._find_flow = find_flow
-        self._gathered: dict[tuple[Any, ...], Gathered] = {}
+        self._growing: dict[tuple[Any, ...], GrowingGroup] = {}
 
-    def add(self, flow: str, run_id: str, verdict: Verdict, weight: float = 1.0) -> None:
+    def add(self, flow: str, run_id: str, verdict: RunVerdict, weight: float = 1.0) -> None:
         """Add a run that stands for `weight` runs."""
-        group = self._gathered.setdefault((flow, *key_of(verdict)), Gathered(run_id, verdict))
+        group = self._growing.setdefault((flow, *key_of(verdict)), GrowingGroup(run_id, verdict))
         group.checked += 1
         group.estimate += weight
         if len(group.examples) < EXAMPLES:
             group.examples.append(run_id)
 
-    def made(self) -> tuple[Group, ...]:
+    def in_order(self) -> tuple[Group, ...]:
         """Return the groups: flows by name, and of each what is refused first."""
-        groups = [self._made(key[0], gathered) for key, gathered in self._gathered.items()]
+        groups = [self._group(key[0], growing) for key, growing in self._growing.items()]
         return tuple(sorted(groups, key=lambda group: (group.flow, not group.is_bad, -group.runs, group.reason)))
 
-    def _made(self, flow: str, gathered: Gathered) -> Group:
-        error, known = gathered.first.error, self._find_flow(flow)
-        is_bad = gathered.first.is_bad
-        reason, remedy = split_reason(gathered.first.reason, gathered.run_id) if is_bad else (gathered.first.reason, "")
+    def _group(self, flow: str, growing: GrowingGroup) -> Group:
+        error, known = growing.first.error, self._find_flow(flow)
+        is_bad = growing.first.is_bad
+        reason, remedy = split_reason(growing.first.reason, growing.run_id) if is_bad else (growing.first.reason, "")
         return Group(
             flow=flow,
-            verdict=gathered.first.verdict,
+            verdict=growing.first.verdict,
             reason=reason,
             error_type=None if error is None or not is_bad else type(error).__name__,
-            differences=gathered.first.differences,
-            runs=max(round(gathered.estimate), gathered.checked),
-            checked=gathered.checked,
-            examples=tuple(gathered.examples),
+            differences=growing.first.differences,
+            runs=max(round(growing.estimate), growing.checked),
+            checked=growing.checked,
+            examples=tuple(growing.examples),
             remedy=remedy,
-            source=None if known is None else source_of(known, gathered.first.node_id),
+            source=None if known is None else source_of(known, growing.first.node_id),
         )
 
 
-def key_of(verdict: Verdict) -> tuple[Any, ...]:
+def key_of(verdict: RunVerdict) -> tuple[Any, ...]:
     """Return what runs of a flow have in common that a resume would treat alike."""
     error = verdict.error
     if isinstance(error, NonDeterminismError):

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from milepost.checking.grouping import Groups, Verdict, bare_node
+from milepost.checking.grouping import Groups, RunVerdict, bare_node
 from milepost.checking.report import CheckReport
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
@@ -79,43 +79,45 @@ def check(
     clock = engine._options.clock
     began = clock.monotonic()
     chosen_seed = random.SystemRandom().randrange(10**6) if seed is None else check_number(seed, "seed")
-    walked = Walked(engine, max(sample, MOST), random.Random(chosen_seed))  # noqa: S311 - repeatable on purpose
+    population = Population(engine, max(sample, MOST), random.Random(chosen_seed))  # noqa: S311 - repeatable on purpose
     filters: BulkFilters = {"flow": flow, "status": status, "tags": tags}
     if paths:
-        stores, unread = taken_in(engine, paths)
-        walked.unread += unread
+        stores, unread = import_files(engine, paths)
+        population.unread += unread
         for store in stores:
-            walked.walk(store, filters, None)
+            population.walk(store, filters, None)
     else:
-        walked.walk(engine.store, filters, OPEN)
+        population.walk(engine.store, filters, OPEN)
         for name in engine.flows if finished else ():
             if flow in {None, name}:
-                walked.walk(engine.store, {"flow": name, "tags": tags, "status": "finished", "limit": finished}, None)
+                population.walk(
+                    engine.store, {"flow": name, "tags": tags, "status": "finished", "limit": finished}, None
+                )
     groups = Groups(engine._known().get)
-    for run_id, flow_name, verdict in walked.unread:
+    for run_id, flow_name, verdict in population.unread:
         groups.add(flow_name, run_id, verdict)
-    is_sample = walked.total > max(sample, MOST)
+    is_sample = population.total > max(sample, MOST)
     checked = 0
-    for kind, runs in walked.kinds.items():
-        chosen = kind_sample(runs, sample, walked) if is_sample else runs.kept
+    for kind, runs in population.kinds.items():
+        chosen = kind_sample(runs, sample, population) if is_sample else runs.kept
         for found in chosen:
             planned = verdict_of(engine, kind.flow, found)
             if planned is not None:
                 groups.add(kind.flow, found.run_id, planned, runs.count / len(chosen))
                 checked += 1
     return CheckReport(
-        checked=checked + len(walked.unread),
-        of=walked.total + len(walked.unread),
-        groups=groups.made(),
-        kinds=len(walked.kinds),
+        checked=checked + len(population.unread),
+        of=population.total + len(population.unread),
+        groups=groups.in_order(),
+        kinds=len(population.kinds),
         seed=chosen_seed if is_sample else None,
-        unknown=dict(sorted(walked.unknown.items())),
+        unknown=dict(sorted(population.unknown.items())),
         what="run" if paths or finished else "open run",
         seconds=clock.monotonic() - began,
     )
 
 
-def taken_in(engine: Engine, paths: Iterable[Path]) -> tuple[list[Store], list[tuple[str, str, Verdict]]]:
+def import_files(engine: Engine, paths: Iterable[Path]) -> tuple[list[Store], list[tuple[str, str, RunVerdict]]]:
     """Import exported runs into stores in memory; return these, and the files that can't be read, with why.
 
     Runs that were exported with the engine's keys go into a store with them, and others into one without keys.
@@ -130,7 +132,7 @@ def taken_in(engine: Engine, paths: Iterable[Path]) -> tuple[list[Store], list[t
         try:
             _import(stores, path)
         except MilepostError as exc:
-            unread.append((str(path), "", Verdict("not read", str(exc), exc)))
+            unread.append((str(path), "", RunVerdict("not read", str(exc), exc)))
     return stores, unread
 
 
@@ -161,7 +163,7 @@ class Kind(NamedTuple):
     error_type: str
 
 
-class Found(NamedTuple):
+class ListedRun(NamedTuple):
     """A run in a list of runs."""
 
     store: Store
@@ -171,17 +173,17 @@ class Found(NamedTuple):
     """The number of its newest record."""
 
 
-class Runs:
+class RunsOfKind:
     """The runs of one kind, in the order of the list. Of many a part by chance is kept, each with the same chance."""
 
     __slots__ = ("count", "kept", "newest", "oldest")
 
-    def __init__(self, newest: Found) -> None:
+    def __init__(self, newest: ListedRun) -> None:
         self.newest = self.oldest = newest
         self.count = 0
-        self.kept: list[Found] = []
+        self.kept: list[ListedRun] = []
 
-    def add(self, found: Found, most: int, chance: random.Random) -> None:
+    def add(self, found: ListedRun, most: int, chance: random.Random) -> None:
         """Add the next run; keep at most `most`."""
         self.oldest = found
         self.count += 1
@@ -191,7 +193,7 @@ class Runs:
             self.kept[place] = found
 
 
-class Walked:
+class Population:
     """The runs that walks over lists have met."""
 
     def __init__(self, engine: Engine, most: int, chance: random.Random) -> None:
@@ -200,9 +202,9 @@ class Walked:
         self._most = most
         self.chance = chance
         self.total = 0
-        self.kinds: dict[Kind, Runs] = {}
+        self.kinds: dict[Kind, RunsOfKind] = {}
         self.unknown: dict[str, int] = {}
-        self.unread: list[tuple[str, str, Verdict]] = []
+        self.unread: list[tuple[str, str, RunVerdict]] = []
         """The runs whose row or beginning can't be read: id, flow and why."""
 
     def walk(self, store: Store, filters: BulkFilters, otherwise: Collection[str] | None) -> None:
@@ -222,11 +224,11 @@ class Walked:
             return
         except (StoreError, DeserializeStateError) as exc:
             raise_unless_of_one_run(exc)
-            self.unread.append((info.run_id, info.flow, Verdict("not read", str(exc), exc)))
+            self.unread.append((info.run_id, info.flow, RunVerdict("not read", str(exc), exc)))
             return
         self.total += 1
-        found = Found(store, info.run_id, info.status, info.sequence)
-        self.kinds.setdefault(kind, Runs(found)).add(found, self._most, self.chance)
+        found = ListedRun(store, info.run_id, info.status, info.sequence)
+        self.kinds.setdefault(kind, RunsOfKind(found)).add(found, self._most, self.chance)
 
 
 def kind_of(store: Store, info: RunInfo, *, is_workflow: bool) -> Routine[Kind]:
@@ -241,15 +243,15 @@ def kind_of(store: Store, info: RunInfo, *, is_workflow: bool) -> Routine[Kind]:
     return Kind(info.flow, fingerprint, place, info.error_type or "")
 
 
-def kind_sample(runs: Runs, sample: int, walked: Walked) -> list[Found]:
+def kind_sample(runs: RunsOfKind, sample: int, population: Population) -> list[ListedRun]:
     """Choose runs of one kind for the sample: the newest, the oldest, and others by chance."""
-    wanted = min(runs.count, max(LEAST, -(-sample * runs.count // walked.total)))
+    wanted = min(runs.count, max(LEAST, -(-sample * runs.count // population.total)))
     ends = [*dict.fromkeys((runs.newest, runs.oldest))]
     others = [found for found in runs.kept if found not in ends]
-    return [*ends, *walked.chance.sample(others, min(len(others), wanted - len(ends)))]
+    return [*ends, *population.chance.sample(others, min(len(others), wanted - len(ends)))]
 
 
-def verdict_of(engine: Engine, flow_name: str, found: Found) -> Verdict | None:
+def verdict_of(engine: Engine, flow_name: str, found: ListedRun) -> RunVerdict | None:
     """Plan one run as somebody would go on with it: one that failed by a retry. None: it is no longer there."""
     flow = engine._known()[flow_name]
     for _ in range(_TRIES):
@@ -258,24 +260,24 @@ def verdict_of(engine: Engine, flow_name: str, found: Found) -> Verdict | None:
         try:
             store = cut(engine, flow, found) if found.status == "finished" else found.store
             plan = engine._new_job(flow, found.run_id, options, request, store).plan(ignore_owner=True)
-            verdict = Verdict.of(plan)
+            verdict = RunVerdict.of(plan)
             info = found.store.get_run(found.run_id).info if verdict.is_bad else None
         except RunNotFoundError:
             return None
         except MilepostError as exc:
             raise_unless_of_one_run(exc)
-            return Verdict("not read", str(exc), exc)
+            return RunVerdict("not read", str(exc), exc)
         except (Exception, SystemExit) as exc:
             # A user's code may raise anything, and the other runs are checked all the same.
-            return Verdict("refuse", f"its code raised {describe(exc)}", exc)
+            return RunVerdict("refuse", f"its code raised {describe(exc)}", exc)
         if info is None or info.sequence == found.sequence:
             break
         # The run has moved on since it was listed, perhaps while it was planned.
-        found = Found(found.store, info.run_id, info.status, info.sequence)
+        found = ListedRun(found.store, info.run_id, info.status, info.sequence)
     return verdict
 
 
-def cut(engine: Engine, flow: Flow, found: Found) -> Store:
+def cut(engine: Engine, flow: Flow, found: ListedRun) -> Store:
     """Copy a finished run into a store in memory, up to a point before its end; a run without one stays where it is.
 
     Of a graph the last node is left out, so that it must still be there. Of a workflow no step is, because all are

@@ -13,7 +13,7 @@ import click
 
 from milepost import __version__
 from milepost.cli.commands import FAILED, OK, Invocation, app_option, command
-from milepost.cli.database import Finding, store_findings
+from milepost.cli.database import Diagnosis, store_findings
 from milepost.cli.places import chosen_app, open_to_look
 from milepost.cli.targets import Runnable, found_flow, is_target, load_target
 from milepost.cli.text import print_table, to_json
@@ -128,7 +128,7 @@ def doctor(invocation: Invocation) -> int:
     something is wrong.
     """
     findings = [
-        Finding("milepost", __version__),
+        Diagnosis("milepost", __version__),
         _python(),
         _sqlite(),
         *store_findings(invocation),
@@ -144,31 +144,31 @@ def doctor(invocation: Invocation) -> int:
     return OK if is_ok else FAILED
 
 
-def _python() -> Finding:
-    return Finding("python", f"{platform.python_version()} ({platform.python_implementation()})")
+def _python() -> Diagnosis:
+    return Diagnosis("python", f"{platform.python_version()} ({platform.python_implementation()})")
 
 
-def _sqlite() -> Finding:
+def _sqlite() -> Diagnosis:
     version, found = sqlite3.sqlite_version_info, sqlite3.sqlite_version
     if version < OLDEST_SQLITE:
-        return Finding("sqlite", found, "problem", "SQLite stores need 3.35 or newer")
+        return Diagnosis("sqlite", found, "problem", "SQLite stores need 3.35 or newer")
     if version < FIXED_SQLITE:
         note = (
             "has the WAL-reset bug (before 3.51.3); milepost guards against it: no write begins in its processes while "
             "the log is moved. Do not let other programs write to the same file"
         )
-        return Finding("sqlite", found, "note", note)
-    return Finding("sqlite", found)
+        return Diagnosis("sqlite", found, "note", note)
+    return Diagnosis("sqlite", found)
 
 
-def _extras() -> list[Finding]:
+def _extras() -> list[Diagnosis]:
     """Report which extras are installed, as the package itself declares them."""
     from importlib import metadata  # a tenth of the start-up time of every other command
 
     try:
         distribution = metadata.distribution("milepost")
     except metadata.PackageNotFoundError:
-        return [Finding("extras", "unknown", "note", "milepost runs from its source and is not installed")]
+        return [Diagnosis("extras", "unknown", "note", "milepost runs from its source and is not installed")]
     needed: dict[str, list[str]] = {}
     for requirement in distribution.requires or ():
         match = re.match(r"([\w.-]+).*extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
@@ -177,7 +177,7 @@ def _extras() -> list[Finding]:
     return [_extra(extra, packages) for extra, packages in sorted(needed.items())]
 
 
-def _extra(extra: str, packages: list[str]) -> Finding:
+def _extra(extra: str, packages: list[str]) -> Diagnosis:
     from importlib import metadata
 
     found: list[str] = []
@@ -188,5 +188,5 @@ def _extra(extra: str, packages: list[str]) -> Finding:
         except metadata.PackageNotFoundError:
             missing.append(package)
     if missing:
-        return Finding(f"extra {extra}", "not installed", "note", f"pip install 'milepost[{extra}]'")
-    return Finding(f"extra {extra}", ", ".join(found))
+        return Diagnosis(f"extra {extra}", "not installed", "note", f"pip install 'milepost[{extra}]'")
+    return Diagnosis(f"extra {extra}", ", ".join(found))

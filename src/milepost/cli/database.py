@@ -48,8 +48,8 @@ _PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
+class Diagnosis:
+    """A fact about this machine or the place of a store, and whether it is a problem."""
 
     name: str
     value: str
@@ -57,7 +57,7 @@ class Finding:
     note: str = ""
 
 
-def store_findings(invocation: Invocation) -> list[Finding]:
+def store_findings(invocation: Invocation) -> list[Diagnosis]:
     """Return the findings about the store that was named, or about the default."""
     url = url_of(invocation)
     source = source_of_url(invocation)
@@ -70,42 +70,42 @@ def store_findings(invocation: Invocation) -> list[Finding]:
         return list(_folder(invocation, folder.absolute(), source))
     try:
         with open_to_look(invocation) as store:
-            return [Finding("store", store.place, "ok", f"named by {source}")]
+            return [Diagnosis("store", store.place, "ok", f"named by {source}")]
     except MilepostError as exc:
-        return [Finding("store", shown_url(url), "problem", str(exc))]
+        return [Diagnosis("store", shown_url(url), "problem", str(exc))]
 
 
 # -- a file, a folder -----------------------------------------------------------------------------------------
 
 
-def _file(invocation: Invocation, path: Path, source: str) -> Iterator[Finding]:
-    yield Finding("store", str(path), "ok", f"named by {source}")
+def _file(invocation: Invocation, path: Path, source: str) -> Iterator[Diagnosis]:
+    yield Diagnosis("store", str(path), "ok", f"named by {source}")
     if not path.exists():
         yield _not_yet(path)
         return
     yield from _unreadable(invocation)
     is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
     note = "" if is_writable else "the file and its folder must be writable, for the log beside it"
-    yield Finding("writable", "yes" if is_writable else "no", "ok" if is_writable else "problem", note)
+    yield Diagnosis("writable", "yes" if is_writable else "no", "ok" if is_writable else "problem", note)
     yield _mode("file mode", path, 0o600)
     yield _free_space(path.parent)
 
 
-def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Finding]:
-    yield Finding("store", str(folder), "ok", f"named by {source}")
+def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Diagnosis]:
+    yield Diagnosis("store", str(folder), "ok", f"named by {source}")
     if not is_file_store(folder):
         yield _not_yet(folder)
         return
     unreadable = list(_unreadable(invocation))  # to open it tries links and locks
     yield from unreadable
     if not unreadable:
-        yield Finding("links and locks", "yes")
+        yield Diagnosis("links and locks", "yes")
         yield from _files(folder)
     yield _mode("folder mode", folder, 0o700)
     yield _free_space(folder)
 
 
-def _files(folder: Path) -> Iterator[Finding]:
+def _files(folder: Path) -> Iterator[Diagnosis]:
     """Measure how long a durable file takes, and how far the file system's clock is from the one here."""
     from milepost.stores.file.fs import Files
 
@@ -114,61 +114,61 @@ def _files(folder: Path) -> Iterator[Finding]:
     try:
         made = files.write(b"\n")
     except OSError as exc:
-        yield Finding("fsync", "no", "problem", f"a file could not be brought to the disk: {exc}")
+        yield Diagnosis("fsync", "no", "problem", f"a file could not be brought to the disk: {exc}")
         return
     duration = (time.perf_counter() - began) * 1000
     written = Path(made).stat().st_mtime
     files.discard(made)
-    yield Finding("fsync", f"{duration:.1f} ms for a new file")
+    yield Diagnosis("fsync", f"{duration:.1f} ms for a new file")
     yield _clock(written - moment)
 
 
-def _not_yet(path: Path) -> Finding:
+def _not_yet(path: Path) -> Diagnosis:
     """Return whether a store that is not there can be made."""
     folder = next(parent for parent in path.parents if parent.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding("writable", "no", "problem", f"{folder} can't be written to")
-    return Finding("writable", "yes", "ok", "it is not there yet; the first run makes it")
+        return Diagnosis("writable", "no", "problem", f"{folder} can't be written to")
+    return Diagnosis("writable", "yes", "ok", "it is not there yet; the first run makes it")
 
 
-def _unreadable(invocation: Invocation) -> Iterator[Finding]:
+def _unreadable(invocation: Invocation) -> Iterator[Diagnosis]:
     """Return the problem that keeps the store from being opened and listed, if there is one."""
     try:
         with open_to_look(invocation) as store:
             store.list_runs(limit=1)
     except (MilepostError, click.ClickException) as exc:
-        yield Finding("readable", "no", "problem", str(exc))
+        yield Diagnosis("readable", "no", "problem", str(exc))
 
 
-def _mode(name: str, path: Path, wanted: int) -> Finding:
+def _mode(name: str, path: Path, wanted: int) -> Diagnosis:
     mode = stat.S_IMODE(path.stat().st_mode)
     is_open = bool(mode & 0o077)
     advice = f"others may use it, and states may hold secrets: chmod {wanted:o} {path}" if is_open else ""
-    return Finding(name, f"{mode:04o}", "note" if is_open else "ok", advice)
+    return Diagnosis(name, f"{mode:04o}", "note" if is_open else "ok", advice)
 
 
-def _free_space(folder: Path) -> Finding:
+def _free_space(folder: Path) -> Diagnosis:
     free = shutil.disk_usage(folder).free
     is_little = free < _LITTLE
     note = "little is left: a checkpoint that finds no space stops its run" if is_little else ""
-    return Finding("free space", size(free), "note" if is_little else "ok", note)
+    return Diagnosis("free space", size(free), "note" if is_little else "ok", note)
 
 
-def _clock(ahead: float) -> Finding:
+def _clock(ahead: float) -> Diagnosis:
     is_apart = abs(ahead) > _APART
     note = "leases and times of runs are those of the store's clock, which is not the one here" if is_apart else ""
-    return Finding("clock", f"{ahead:+.2f} s from here", "note" if is_apart else "ok", note)
+    return Diagnosis("clock", f"{ahead:+.2f} s from here", "note" if is_apart else "ok", note)
 
 
 # -- a server -------------------------------------------------------------------------------------------------
 
 
-def _server(invocation: Invocation, url: str, source: str) -> Iterator[Finding]:
-    place = Finding("store", shown_url(url), "problem")
+def _server(invocation: Invocation, url: str, source: str) -> Iterator[Diagnosis]:
+    place = Diagnosis("store", shown_url(url), "problem")
     try:
         from milepost.stores.postgres.driver import psycopg
     except MilepostError as exc:
-        yield Finding(place.name, place.value, "problem", str(exc))
+        yield Diagnosis(place.name, place.value, "problem", str(exc))
         return
     from milepost.stores.postgres.pool import open_connection, place_of
     from milepost.stores.postgres.schema import SCHEMA
@@ -177,10 +177,10 @@ def _server(invocation: Invocation, url: str, source: str) -> Iterator[Finding]:
     try:
         connection = open_connection(url, _PATIENCE)
     except (MilepostError, psycopg.Error) as exc:
-        yield Finding(place.name, place.value, "problem", " ".join(str(exc).split()))
+        yield Diagnosis(place.name, place.value, "problem", " ".join(str(exc).split()))
         return
     with connection, CallTimer(connection.pgconn.socket, _PATIENCE):
-        yield Finding("store", place_of(connection, SCHEMA, SCHEMA), "ok", f"named by {source}")
+        yield Diagnosis("store", place_of(connection, SCHEMA, SCHEMA), "ok", f"named by {source}")
         try:
             yield _server_version(connection)
             yield _pooler(connection)
@@ -188,54 +188,56 @@ def _server(invocation: Invocation, url: str, source: str) -> Iterator[Finding]:
             yield _server_clock(connection)
             tables = _found_tables(url)
         except (MilepostError, psycopg.Error) as exc:
-            yield Finding("readable", "no", "problem", " ".join(str(exc).split()))
+            yield Diagnosis("readable", "no", "problem", " ".join(str(exc).split()))
             return
         yield tables
     if tables.verdict == "ok" and tables.value != "none":
         yield from _unreadable(invocation)
 
 
-def _server_version(connection: Any) -> Finding:
+def _server_version(connection: Any) -> Diagnosis:
     version: int = connection.info.server_version
-    return Finding("server", f"PostgreSQL {version // 10_000}.{version % 10_000}")
+    return Diagnosis("server", f"PostgreSQL {version // 10_000}.{version % 10_000}")
 
 
-def _found_tables(url: str) -> Finding:
+def _found_tables(url: str) -> Diagnosis:
     from milepost.stores.postgres.schema import status
 
     found, needed = status(url)
     if found > needed:
-        return Finding("tables", f"version {found}", "problem", f"this library knows up to {needed}: upgrade milepost")
+        return Diagnosis(
+            "tables", f"version {found}", "problem", f"this library knows up to {needed}: upgrade milepost"
+        )
     if not found:
-        return Finding(
+        return Diagnosis(
             "tables", "none", "ok", "they are not there yet; the first run makes them, or milepost db migrate"
         )
     if found < needed:
-        return Finding(
+        return Diagnosis(
             "tables", f"version {found}", "note", f"{needed} is needed: the next run, or milepost db migrate"
         )
-    return Finding("tables", f"version {found}")
+    return Diagnosis("tables", f"version {found}")
 
 
-def _pooler(connection: Any) -> Finding:
+def _pooler(connection: Any) -> Diagnosis:
     """Behind a pooler another process of the server answers than the one that the connection was opened to."""
     (answering,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
     if answering == connection.info.backend_pid:
-        return Finding("connection", "direct")
+        return Diagnosis("connection", "direct")
     note = "statements are not prepared behind it, which costs some of the speed; nothing else is lost"
-    return Finding("connection", "through a pooler", "ok", note)
+    return Diagnosis("connection", "through a pooler", "ok", note)
 
 
-def _durability(connection: Any) -> Finding:
+def _durability(connection: Any) -> Diagnosis:
     settings = {}
     for name in ("fsync", "synchronous_commit", "full_page_writes"):
         (settings[name],) = connection.execute(f"SHOW {name}", prepare=False).fetchone()
     weak = [f"{name} = {value}" for name, value in settings.items() if value == "off"]
     note = f"{', '.join(weak)}: what was reported saved may be gone after the server crashed" if weak else ""
-    return Finding("durable", "no" if weak else "yes", "problem" if weak else "ok", note)
+    return Diagnosis("durable", "no" if weak else "yes", "problem" if weak else "ok", note)
 
 
-def _server_clock(connection: Any) -> Finding:
+def _server_clock(connection: Any) -> Diagnosis:
     before = time.time()
     (there,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8", prepare=False).fetchone()
     return _clock(there - (before + time.time()) / 2)

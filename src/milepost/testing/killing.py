@@ -32,7 +32,7 @@ from milepost.options import merge_options
 from milepost.store import Store
 from milepost.stores.file.store import FileStore
 from milepost.stores.sqlite.store import SQLiteStore
-from milepost.testing.scenarios import RUN_ID, Crash, Output, Problem, Scenario, Subject, World, name_of, why
+from milepost.testing.scenarios import RUN_ID, Crash, Machine, Output, Problem, Scenario, Subject, name_of, why
 
 __all__ = ["ChildRuns", "UndisturbedRunError", "UsageOfChildError", "failure_text", "serve", "work"]
 
@@ -107,17 +107,17 @@ def _work(task: Mapping[str, Any], make: Callable[[Callable[[Clock], Store]], Su
         subject.before()
     scenario = _Mortal([Crash(*task["crash"])] if task["crash"] is not None else [])
     scenario.log = os.open(task["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    with World(subject.open_store) as world:
-        request = ResumeRequest() if world.epoch else None
+    with Machine(subject.open_store) as machine:
+        request = ResumeRequest() if machine.epoch else None
         if request is not None:
-            scenario.note_records(world.store.read(RUN_ID))
-            world.clock.set(world.store.get_run(RUN_ID).info.updated_at)
+            scenario.note_records(machine.store.read(RUN_ID))
+            machine.clock.set(machine.store.get_run(RUN_ID).info.updated_at)
         try:
-            subject.live(world, scenario, request)
+            subject.live(machine, scenario, request)
         except RunLockedError:  # where nothing is known of other processes, only the end of a lease frees a run
-            world.clock.advance(merge_options({}, subject.options).lease + 1)
-            subject.live(world, scenario, request)
-        scenario.read(world.store, subject.flow)
+            machine.clock.advance(merge_options({}, subject.options).lease + 1)
+            subject.live(machine, scenario, request)
+        scenario.read(machine.store, subject.flow)
     return {
         "status": scenario.status,
         "data": scenario.data.decode(),

@@ -38,7 +38,7 @@ from milepost.views.journal import records_of
 from milepost.workflows.context import WorkflowContext
 from milepost.workflows.rollback import UndoContext
 
-__all__ = ["Crash", "Output", "Problem", "Scenario", "Subject", "World"]
+__all__ = ["Crash", "Machine", "Output", "Problem", "Scenario", "Subject"]
 
 Visit = tuple[str, int]
 
@@ -221,15 +221,15 @@ class Subject:
         if self.before is not None:
             self.before()
         scenario = Scenario(list(crashes))
-        with World(self.open_store) as world:
-            world.store.delete_run(RUN_ID, force=True)
+        with Machine(self.open_store) as machine:
+            machine.store.delete_run(RUN_ID, force=True)
             request: ResumeRequest | None = None
             if self.resume_from is not None:
-                self._process(world, None).run()
+                self._process(machine, None).run()
                 request = ResumeRequest("resume_from", self.resume_from)
             try:
-                self.live(world, scenario, request)
-                scenario.read(world.store, self.flow)
+                self.live(machine, scenario, request)
+                scenario.read(machine.store, self.flow)
             except OptionError:
                 raise
             except Exception as exc:
@@ -251,19 +251,19 @@ class Subject:
             return None
         return plain_json(self.world())
 
-    def live(self, world: World, scenario: Scenario, first: ResumeRequest | None = None) -> None:
+    def live(self, machine: Machine, scenario: Scenario, first: ResumeRequest | None = None) -> None:
         """Let one process after the other work on the run until it has ended."""
-        left, epoch, answers = self.resumes, world.epoch, Answers(self.signals)
+        left, epoch, answers = self.resumes, machine.epoch, Answers(self.signals)
         request, turn = first, 0
         while True:
-            process = self._process(world, request, turn)
-            was_killed = self._drive(world, process, scenario)
+            process = self._process(machine, request, turn)
+            was_killed = self._drive(machine, process, scenario)
             if isinstance(process.error, MilepostError):
                 process.error.name_run(RUN_ID)
             if was_killed:
-                world.die(process.tokens, merge_options({}, self.options).lease)
+                machine.die(process.tokens, merge_options({}, self.options).lease)
             elif process.error is None and turn < len(self.turns):
-                first, epoch, turn = None, world.epoch, turn + 1
+                first, epoch, turn = None, machine.epoch, turn + 1
             elif process.error is None and self.fails:
                 raise OptionError(
                     f"the run ended {process.result.status}, and fails=True says that it has to fail: leave it out",
@@ -273,17 +273,17 @@ class Subject:
                 scenario.data = self._recorded(process.result)
                 return
             elif isinstance(process.error, RunSuspended):
-                answers.come(process.error, world.store)
+                answers.come(process.error, machine.store)
             elif not isinstance(process.error, MilepostError) or left == 0:
-                if not (self.fails and world.has_failed):
+                if not (self.fails and machine.has_failed):
                     raise process.error
             else:
                 left -= 1
-            if self.fails and world.has_failed and left == 0:
-                scenario.data = world.store.get_run(RUN_ID).info.reason.encode()
+            if self.fails and machine.has_failed and left == 0:
+                scenario.data = machine.store.get_run(RUN_ID).info.reason.encode()
                 return
             # A verb that ended before it took the run is called again. After that the run is resumed.
-            request = first if world.epoch == epoch else ResumeRequest()
+            request = first if machine.epoch == epoch else ResumeRequest()
 
     def _recorded(self, result: Any) -> bytes:
         """Return the result of a run as it is recorded."""
@@ -291,20 +291,20 @@ class Subject:
             return self.flow.codec.encode(result.state)
         return cast("StepFlow", self.flow).output_codec.encode(result.output, root="output")
 
-    def _process(self, world: World, request: ResumeRequest | None, turn: int = 0) -> Stepper[Any]:
+    def _process(self, machine: Machine, request: ResumeRequest | None, turn: int = 0) -> Stepper[Any]:
         """Build a process that carries out `request`. None: it begins the run, or its continuation number `turn`."""
-        bound: dict[str, Any] = {"clock": world.clock}
+        bound: dict[str, Any] = {"clock": machine.clock}
         if turn:
             bound["if_exists"] = "continue"
-        job = Job(self.flow, world.store, RUN_ID, self.options, bound, request)
+        job = Job(self.flow, machine.store, RUN_ID, self.options, bound, request)
         # Events are effects too: a process can die between a write and its event.
         job.run.is_listening = True
         state = None if request is not None else self.flow.codec.decode(self.input)
         if request is None and turn:
             state = copy.deepcopy(self.turns[turn - 1])
-        return Stepper(job.routine(state), clock=world.clock, hooks=job.options.hooks)
+        return Stepper(job.routine(state), clock=machine.clock, hooks=job.options.hooks)
 
-    def _drive(self, world: World, process: Stepper[Any], scenario: Scenario) -> bool:
+    def _drive(self, machine: Machine, process: Stepper[Any], scenario: Scenario) -> bool:
         """Step a process to its end (False) or to its death (True)."""
         while (effect := process.pending) is not None:
             scenario.has_branches |= process.is_gathering
@@ -322,7 +322,7 @@ class Subject:
             else:
                 process.step()
             if process.tokens:
-                world.settle()
+                machine.settle()
             if isinstance(effect, Write) and effect.append.statements and was_written(effect, RUN_ID):
                 scenario.note_records(effect.append.records)
             if crash is not None:
@@ -330,8 +330,8 @@ class Subject:
         return False
 
 
-class World:
-    """The parts that outlive a process: the clock, and the store's place."""
+class Machine:
+    """The parts of a machine that outlive a process: the clock, and the place of the store."""
 
     def __init__(self, open_store: Callable[[Clock], Store] | None) -> None:
         self.clock = FakeClock()
@@ -341,7 +341,7 @@ class World:
         self._open_again()
 
     def _open_again(self) -> None:
-        """Open the store, as a process does; runs draw the same numbers in each world."""
+        """Open the store, as a process does; runs draw the same numbers on each machine."""
         self.store = self._open(self.clock)
         self.store.entropy = fake_entropy
         self._opened.append(self.store)

@@ -19,7 +19,7 @@ from milepost.testing.scenarios import Output, Problem, Scenario, text_of, why
 
 __all__ = ["CrashReport", "Disagreement", "Judge", "NodeReport", "NonDeterministicNode", "check_repeatable", "names_of"]
 
-Verdict = Literal["safe", "not idempotent", "not looked at", "not tried"]
+NodeVerdict = Literal["safe", "not idempotent", "not looked at", "not tried"]
 HINT = "take random numbers from ctx.random(), the time from ctx.now(), and sort what comes from a set"
 
 
@@ -46,7 +46,7 @@ class NodeReport:
     """The number of its calls beyond those of the undisturbed run, over all disturbed runs."""
     world_difference: tuple[dict[str, Any], ...]
     """The JSON Patch (RFC 6902) from the undisturbed world to the first one that its second call has changed."""
-    verdict: Verdict
+    verdict: NodeVerdict
     """"safe": it ran again, or has nothing to run, and the world was the same each time. "not looked at": without
     `world=` nobody knows. "not tried": it never ran again, since too few places were tried, or only beside another node
     that changes the world, so that nobody can tell."""
@@ -192,7 +192,7 @@ class Judge:
         known += [name for name in self._plain.called if name.startswith("rollback of ")]
         for node in dict.fromkeys([*known, *culprits]):
             patch = culprits.get(node, ())
-            verdict: Verdict = "safe"
+            verdict: NodeVerdict = "safe"
             if patch:
                 verdict = "not idempotent"
             elif not self._looks:
@@ -268,13 +268,13 @@ def check_repeatable(one: Scenario, other: Scenario, flow: str, front: str, nond
             pairs = [("the arguments of ", *arguments), ("", *results), *pairs]
         for before, mine, theirs in pairs:
             if mine != theirs:
-                text = f"{before}{where} is not deterministic: {first_difference(mine, theirs)}; {HINT}"
+                text = f"{before}{where} is not deterministic: {describe_difference(mine, theirs)}; {HINT}"
                 raise NonDeterministicNode(text, output.node_id, output.visit, (mine, theirs))
     if known:
         raise _parted(one.outputs, other.outputs, len(one.outputs))
     if (one.status, one.data) != (other.status, other.data) and not is_free:
         values = _json(one.data), _json(other.data)
-        text = f"flow {flow!r} is not deterministic: its result is {first_difference(*values)}; {HINT}"
+        text = f"flow {flow!r} is not deterministic: its result is {describe_difference(*values)}; {HINT}"
         raise NonDeterministicNode(text, flow, 1, values)
 
 
@@ -313,16 +313,16 @@ def _json(data: Any) -> Any:
         return data.decode("utf-8", "replace")
 
 
-def first_difference(one: Any, other: Any, path: str = "") -> str:
+def describe_difference(one: Any, other: Any, path: str = "") -> str:
     """Describe the first difference of two JSON values that are not equal: its place, and both values there."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in [*one, *(name for name in other if name not in one)]:
             if name not in one or name not in other or one[name] != other[name]:
-                return first_difference(one.get(name), other.get(name), f"{path}.{name}" if path else str(name))
+                return describe_difference(one.get(name), other.get(name), f"{path}.{name}" if path else str(name))
     if isinstance(one, list) and isinstance(other, list):
         for number, (mine, theirs) in enumerate(zip(one, other, strict=False)):
             if mine != theirs:
-                return first_difference(mine, theirs, f"{path}.{number}" if path else str(number))
+                return describe_difference(mine, theirs, f"{path}.{number}" if path else str(number))
     shown = [text_of(json.dumps(value, ensure_ascii=False).encode()) for value in (one, other)]
     return f"{path} {shown[0]} / {shown[1]}".lstrip()
 
