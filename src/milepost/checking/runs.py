@@ -17,13 +17,12 @@ from milepost.checking.grouping import Groups, RunVerdict, bare_node
 from milepost.checking.report import CheckReport
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
-from milepost.engine.matching import walk
+from milepost.engine.matching import is_of_all_runs, walk
 from milepost.errors import (
     DeserializeStateError,
     MilepostError,
     RunExistsError,
     RunNotFoundError,
-    StoreClosedError,
     StoreError,
 )
 from milepost.executor.checks import ResumeRequest
@@ -79,7 +78,8 @@ def check(
     clock = engine._options.clock
     began = clock.monotonic()
     chosen_seed = random.SystemRandom().randrange(10**6) if seed is None else check_number(seed, "seed")
-    population = Population(engine, max(sample, MOST), random.Random(chosen_seed))  # noqa: S311 - repeatable on purpose
+    flows = engine._known()
+    population = Population(engine, flows, max(sample, MOST), random.Random(chosen_seed))  # noqa: S311 - repeatable on purpose
     filters: BulkFilters = {"flow": flow, "status": status, "tags": tags}
     if paths:
         stores, unread = import_files(engine, paths)
@@ -88,12 +88,12 @@ def check(
             population.walk(store, filters, None)
     else:
         population.walk(engine.store, filters, OPEN)
-        for name in engine.flows if finished else ():
+        for name in flows if finished else ():
             if flow in {None, name}:
                 population.walk(
                     engine.store, {"flow": name, "tags": tags, "status": "finished", "limit": finished}, None
                 )
-    groups = Groups(engine._known().get)
+    groups = Groups(flows.get)
     for run_id, flow_name, verdict in population.unread:
         groups.add(flow_name, run_id, verdict)
     is_sample = population.total > max(sample, MOST)
@@ -101,7 +101,7 @@ def check(
     for kind, runs in population.kinds.items():
         chosen = kind_sample(runs, sample, population) if is_sample else runs.kept
         for found in chosen:
-            planned = verdict_of(engine, kind.flow, found)
+            planned = verdict_of(engine, flows[kind.flow], found)
             if planned is not None:
                 groups.add(kind.flow, found.run_id, planned, runs.count / len(chosen))
                 checked += 1
@@ -196,8 +196,8 @@ class RunsOfKind:
 class Population:
     """The runs that walks over lists have met."""
 
-    def __init__(self, engine: Engine, most: int, chance: random.Random) -> None:
-        self._flows = engine._known()
+    def __init__(self, engine: Engine, flows: Mapping[str, Flow], most: int, chance: random.Random) -> None:
+        self._flows = flows
         self._clock = engine._options.clock
         self._most = most
         self.chance = chance
@@ -251,9 +251,8 @@ def kind_sample(runs: RunsOfKind, sample: int, population: Population) -> list[L
     return [*ends, *population.chance.sample(others, min(len(others), wanted - len(ends)))]
 
 
-def verdict_of(engine: Engine, flow_name: str, found: ListedRun) -> RunVerdict | None:
+def verdict_of(engine: Engine, flow: Flow, found: ListedRun) -> RunVerdict | None:
     """Plan one run as somebody would go on with it: one that failed by a retry. None: it is no longer there."""
-    flow = engine._known()[flow_name]
     for _ in range(_TRIES):
         request = ResumeRequest("retry" if found.status == "failed" else "resume")
         options = {"reopen": True} if found.status in {"blocked", "cancelled"} else {}
@@ -296,5 +295,5 @@ def cut(engine: Engine, flow: Flow, found: ListedRun) -> Store:
 
 def raise_unless_of_one_run(exc: MilepostError) -> None:
     """Raise the error of a store that fails for all runs."""
-    if isinstance(exc, StoreClosedError) or (isinstance(exc, StoreError) and not exc.is_of_one_run):
+    if is_of_all_runs(exc):
         raise exc

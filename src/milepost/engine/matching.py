@@ -39,7 +39,7 @@ class Outcomes(NamedTuple, Generic[T]):
         try:
             self.done[run_id] = yield from act
         except MilepostError as exc:
-            if _is_of_all_runs(exc):
+            if is_of_all_runs(exc):
                 raise
             self.refused[run_id] = str(exc)
 
@@ -127,7 +127,7 @@ def _has_failed_so(store: Store, info: RunInfo, filters: BulkFilters) -> Routine
         try:
             row: RunRow = yield from ask(store, "get_run", info.run_id)
         except MilepostError as exc:
-            if _is_of_all_runs(exc):
+            if is_of_all_runs(exc):
                 raise
             return False
         error = row.info.error
@@ -139,6 +139,6 @@ def _has_failed_so(store: Store, info: RunInfo, filters: BulkFilters) -> Routine
     )
 
 
-def _is_of_all_runs(exc: MilepostError) -> bool:
+def is_of_all_runs(exc: MilepostError) -> bool:
     """Return whether the store itself fails or is closed, so that no other run can be reached either."""
     return isinstance(exc, StoreClosedError) or (isinstance(exc, StoreError) and not exc.is_of_one_run)
