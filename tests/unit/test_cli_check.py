@@ -47,6 +47,7 @@ now = orders("price", "pay", "ship")
 other = Graph(dict).add_node("a", same).add_edge("a", END).set_entry("a").compile("other")
 engine = Engine("sqlite:///.milepost/runs.db", flows=[before])
 changed = Engine("sqlite:///.milepost/runs.db", flows=[now])
+both = Engine("sqlite:///.milepost/runs.db", flows=[before, other])
 """
 
 
@@ -198,6 +199,8 @@ def test_the_lint_needs_no_store(app: Shop) -> None:
     )
     assert 1 == app.call("check", "--app", "app_shop.py:engine", "--lint-error").code
     told = app.call("check", "--app", "app_shop.py:other", "--lint")
+    assert (0, "lint: nothing found in 1 flow\n") == (told.code, told.out)
+    told = app.call("check", "--app", "app_shop.py:both", "--lint", "--flow", "other")
     assert (0, "lint: nothing found in 1 flow\n") == (told.code, told.out)
     assert 0 == app.call("check", "--app", "app_shop.py:before", "--lint").code
     assert not (app.folder / ".milepost").exists()

@@ -45,7 +45,7 @@ def _case(suite: ET.Element, flow: str, name: str) -> ET.Element:
 
 
 def title_of(group: Group) -> str:
-    """Return a group in a few words: `2 runs refused`."""
+    """Return a group in a few words: `2 runs: refused`."""
     return f"{plural_of(group.runs, 'run')}: {WORDS[group.verdict]}" + (
         f" ({group.error_type})" if group.error_type else ""
     )

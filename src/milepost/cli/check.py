@@ -95,9 +95,9 @@ def check_runs(
         if not is_lint_alone:
             with contextlib.redirect_stdout(sys.stderr):  # bodies of workflows, routers and prompts may print
                 report = check(engine, sample=sample, seed=seed, finished=finished, files=files, **which)
+        flows = [known for name, known in engine.flows.items() if flow in {None, name}]
         if is_linting:
-            findings = lint([known for name, known in engine.flows.items() if flow in {None, name}])
-        number_of_flows = len(engine.flows)
+            findings = lint(flows)
     document = report.to_dict() | ({"lint": [finding._asdict() for finding in findings]} if is_linting else {})
     if invocation.is_json:
         print(to_json(document))
@@ -105,7 +105,7 @@ def check_runs(
         if not is_lint_alone:
             print(report)
         if is_linting:
-            _print_findings(findings, number_of_flows)
+            _print_findings(findings, len(flows))
     if github:
         _tell_github(report, findings, strict=strict, lint_error=lint_error, to_errors=invocation.is_json)
     if output is not None:
