@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import importlib
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 import uuid
+import zipfile
 from asyncio import gather
 from collections.abc import Callable
+from functools import lru_cache, partial
+from operator import itemgetter
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -180,7 +185,53 @@ def test_a_finding_says_where_it_is_and_what_to_do(monkeypatch: pytest.MonkeyPat
     ) == str(finding)
 
 
-def test_code_whose_source_is_not_there_is_passed_over() -> None:
+class Chance:
+    """A router that is an object."""
+
+    def __call__(self, state: dict[str, Any]) -> str:
+        return "b" if random.random() > 1 else "c"
+
+    def method(self, state: dict[str, Any]) -> str:
+        return self(state) if time.time() else "c"
+
+
+class OnlyADict(dict[str, str]):
+    """A router whose call is none of Python code: a class."""
+
+
+def routed(router: Any) -> Any:
+    graph = Graph(dict[str, Any]).add_node("x", dict).add_conditional_edge("x", router, {"b": END, "c": END})
+    return graph.set_entry("x").compile("orders")
+
+
+@pytest.mark.parametrize(
+    ("router", "expected"),
+    [
+        pytest.param(Chance(), ["MP002"], id="object"),
+        pytest.param(partial(Chance()), ["MP002"], id="partial of an object"),
+        pytest.param(Chance().method, ["MP001"], id="method"),
+        pytest.param(lru_cache(Chance.__call__.__get__(Chance())), ["MP002"], id="decorated method"),
+        pytest.param(OnlyADict, ["MP000"], id="no Python code"),
+        pytest.param(itemgetter("next"), [], id="Python's own"),
+    ],
+)
+def test_whatever_can_be_called_is_read(router: Any, expected: list[str]) -> None:
+    assert expected == [finding.code for finding in lint([routed(router)])]
+
+
+def test_code_whose_source_is_not_there_is_named() -> None:
     names: dict[str, Any] = {"ask": ask}
     exec("import time\ndef made():\n    yield ask\n    time.sleep(1)\n", names)
-    assert [] == found(names["made"])
+    (finding,) = lint([workflow("w")(names["made"])])
+    assert ("MP000", "<string>", 2) == (finding.code, finding.file, finding.line)
+    assert finding.message.startswith("made: its source can't be read")
+
+
+def test_source_in_an_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
+        archive.writestr("zipped_flow.py", "import time\n\n\ndef paying():\n    yield time.sleep(1)\n")
+    monkeypatch.syspath_prepend(tmp_path / "code.zip")
+    paying = importlib.import_module("zipped_flow").paying
+    monkeypatch.delitem(sys.modules, "zipped_flow")
+    (finding,) = lint([workflow("w")(paying)])
+    assert ("MP006", 5) == (finding.code, finding.line)

@@ -6,16 +6,13 @@ flow, the verdict, the class of the refusal, the node or step without visit and 
 
 from __future__ import annotations
 
-import inspect
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from milepost.checking.report import BAD, Group, GroupVerdict, Source
+from milepost.checking.sources import place_of
 from milepost.errors import CheckpointCorruptError, CheckpointVersionError, NonDeterminismError, StoreError
 from milepost.executor.flow import Flow, GraphFlow, find_node
 from milepost.model.reports import ResumePlan
@@ -144,19 +141,3 @@ def source_of(flow: Flow, node_id: str | None) -> Source | None:
     known = None if node_id is None else find_node(graph, node_id)
     unit = graph.units.get(graph.entry) if known is None else known[1]
     return None if unit is None else place_of(unit.fn)
-
-
-def place_of(fn: Callable[..., Any]) -> Source | None:
-    """Return the file and the first line of a function; None for one of this library or not written in Python."""
-    fn = inspect.unwrap(fn)
-    while isinstance(fn, partial):
-        fn = inspect.unwrap(fn.func)
-    code = getattr(fn, "__code__", None) or getattr(getattr(type(fn), "__call__", None), "__code__", None)  # noqa: B004
-    if code is None or str(getattr(fn, "__module__", "")).partition(".")[0] == "milepost":
-        return None
-    return Source(shown_path(code.co_filename), code.co_firstlineno)
-
-
-def shown_path(path: str) -> str:
-    """Return the path of a source file, from the working directory if it is below it."""
-    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

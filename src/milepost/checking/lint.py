@@ -4,7 +4,8 @@ The code of workflows runs again on every resume, and so may routers, `merge` an
 take from anywhere but their arguments, the record and the context may differ then. Nodes and the functions of steps may do
 what they like: their results are recorded. Functions and lambdas inside the code are left alone, since most are steps'.
 
-The source files are read and parsed; nothing of them is run. A name is resolved by the imports and the globals of its
+The source files are read and parsed; nothing of them is run. A function whose source can't be read is named; those that
+Python itself has in C, such as `operator.itemgetter`, are passed over. A name is resolved by the imports and the globals of its
 function. `# milepost: ignore[MP003]` at the end of a line switches a rule off there; several are given as
 `ignore[MP001,MP003]`.
 """
@@ -13,22 +14,24 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
+import linecache
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, cast
 
-from milepost.checking.grouping import shown_path
+from milepost.checking.sources import function_of, is_the_users, module_of, shown_path
 from milepost.executor.flow import Flow, GraphFlow, GraphWork, MapWork, Unit, WaitWork
 from milepost.verbs import Verbs, flow_of
 from milepost.views.text import clean
 
+UNREAD = "MP000"
 RULES: Mapping[str, str] = {
+    UNREAD: "its source can't be read, so nothing is known of it: give a function written in Python, and keep its source",
     "MP001": "the time differs when this code runs again: use ctx.now()",
     "MP002": "random values differ when this code runs again: use ctx.random(), or ctx.uuid4()",
     "MP003": "the environment may differ when this code runs again: make it an input, or read it in a step",
@@ -82,12 +85,12 @@ class Finding(NamedTuple):
 
 
 def lint(flows: Iterable[Verbs[Any]]) -> tuple[Finding, ...]:
-    """Return what in the code of these flows may give other answers when it runs again, by file and line."""
-    found: dict[tuple[str, str, int], Finding] = {}
+    """Return what in the code of these flows may give other answers when it runs again, or can't be read, by file and line."""
+    found: dict[Finding, Finding] = {}
     for flow in map(flow_of, flows):
         for subject, fn, is_workflow in _subjects(flow):
             for finding in _lint_function(fn, flow.name, subject, is_workflow=is_workflow):
-                found.setdefault((finding.code, finding.file, finding.line), finding)
+                found.setdefault(finding._replace(flow="", subject=""), finding)
     return tuple(sorted(found.values(), key=lambda finding: (finding.file, finding.line, finding.code)))
 
 
@@ -114,36 +117,49 @@ def _subjects(flow: Flow) -> Iterator[tuple[str, Callable[..., Any], bool]]:
 
 
 def _lint_function(fn: Callable[..., Any], flow: str, subject: str, *, is_workflow: bool) -> Iterator[Finding]:
-    fn = inspect.unwrap(fn)
-    while isinstance(fn, partial):
-        fn = inspect.unwrap(fn.func)
-    fn = fn.__func__ if isinstance(fn, MethodType) else fn
-    if not isinstance(fn, FunctionType) or str(fn.__module__).partition(".")[0] == "milepost":
+    fn = function_of(fn)
+    if not isinstance(fn, FunctionType):
+        if is_the_users(fn):
+            yield _unread(fn, flow, subject, getattr(sys.modules.get(module_of(fn)), "__file__", None) or "", 1)
         return
-    path = fn.__code__.co_filename
-    lines, functions = _parsed(path)
-    for node in functions.get(fn.__code__.co_firstlineno, ()):
-        if isinstance(node, ast.Lambda) != (fn.__name__ == "<lambda>"):
-            continue
-        for code, line in _Reader(fn, node, is_workflow=is_workflow).found():
-            if code not in _ignored(lines, line):
-                yield Finding(code, RULES[code], flow, subject, shown_path(path), line)
+    if module_of(fn).partition(".")[0] == "milepost":
+        return
+    code = fn.__code__
+    linecache.checkcache(code.co_filename)
+    # A module may be imported from an archive: its loader knows the text.
+    lines = linecache.getlines(code.co_filename, fn.__globals__)
+    is_lambda = code.co_name == "<lambda>"
+    nodes = [
+        node
+        for node in _functions("".join(lines)).get(code.co_firstlineno, ())
+        if isinstance(node, ast.Lambda) == is_lambda
+    ]
+    if not nodes:
+        yield _unread(fn, flow, subject, code.co_filename, code.co_firstlineno)
+    for node in nodes:
+        for rule, line in _Reader(fn, node, is_workflow=is_workflow).found():
+            if rule not in _ignored(lines, line):
+                yield Finding(rule, RULES[rule], flow, subject, shown_path(code.co_filename), line)
+
+
+def _unread(fn: Any, flow: str, subject: str, path: str, line: int) -> Finding:
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    return Finding(UNREAD, f"{name}: {RULES[UNREAD]}", flow, subject, shown_path(path), line)
 
 
 @cache
-def _parsed(path: str) -> tuple[list[str], dict[int, list[ast.AST]]]:
-    """Return the lines of a source file, and its functions by the line at which Python says that they begin."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
-        return [], {}
+def _functions(text: str) -> dict[int, list[ast.AST]]:
+    """Return the functions in a source text by the line at which Python says that they begin."""
     functions: dict[int, list[ast.AST]] = {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return functions
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             decorators = getattr(node, "decorator_list", ())
             functions.setdefault(min([node.lineno, *(d.lineno for d in decorators)]), []).append(node)
-    return text.splitlines(), functions
+    return functions
 
 
 def _ignored(lines: list[str], line: int) -> set[str]:

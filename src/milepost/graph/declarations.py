@@ -102,7 +102,7 @@ def read_function(fn: Callable[..., Any], what: str, where: str, state_type: Any
     """
     if not callable(fn):
         refuse("not_callable", where, f"{what} is {shown(fn)}, which cannot be called: give a function")
-    body = _body(fn)
+    body = body_of(fn)
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(body)
@@ -113,7 +113,7 @@ def read_callable(fn: Any, what: str, where: str, count: int) -> bool:
     """Return whether to await `fn`. Raises `GraphError` if it cannot be called with `count` arguments."""
     if not callable(fn):
         refuse("not_callable", where, f"{what} is {shown(fn)}, which cannot be called: give a function")
-    body = _body(fn)
+    body = body_of(fn)
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         refuse("generator_function", where, f"{what} is a generator function: use return, not yield")
     try:
@@ -154,7 +154,7 @@ def positive(value: Any, name: str) -> int | None:
     return value
 
 
-def _body(fn: Any) -> Any:
+def body_of(fn: Any) -> Any:
     """Return the function that runs when `fn` is called, inside partials and callable objects."""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -162,7 +162,7 @@ def _body(fn: Any) -> Any:
         return fn
     call = type(fn).__call__
     # A __call__ may be a partial or a callable object itself.
-    return call if inspect.isroutine(call) else _body(call)
+    return call if inspect.isroutine(call) else body_of(call)
 
 
 def _takes_context(fn: Callable[..., Any], what: str, where: str, state_type: Any) -> bool:
