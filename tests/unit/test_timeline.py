@@ -165,6 +165,18 @@ def test_plain_items_of_large_maps_are_one_row():
     assert "item 99" in [row.label for row in rows]
 
 
+def test_items_that_have_ended_nowhere_but_inside_are_folded_by_what_is_inside_them():
+    journal = Journal().add(1, ITEMS, "m", count=20)
+    for number in range(20):
+        journal.done(2 + number, f"m/{number}/a", 1, branch=f"m#1/{number}")
+    journal.failed(40, "m/19/b", 1, branch="m#1/19")
+    rows = journal.line("failed").rows
+    labels = [row.label for row in rows]
+    folded = rows[labels.index("12 more items")]
+    assert [("done", 17.949, 30.769)] == bars(folded)
+    assert "item 19" in labels
+
+
 def test_visits_of_a_node_share_a_row_and_superseded_ones_say_so():
     journal = Journal().done(5, "a", 5).add(5, OWNER, verb="resume").done(10, "a", 5, visit=2)
     [row] = journal.line(live=(("", 0, 0), ("", 2, None))).rows

@@ -355,13 +355,17 @@ def _rows_inside(
     maps: set[str],
     line: _Line,
 ) -> Iterator[Lane]:
-    nodes, folded = inside.get(outer, []), []
+    nodes = inside.get(outer, [])
+    folded: list[_Span] = []
+    text = ""
     if outer in maps and len(nodes) > _MOST_ITEMS:
         # Items that are plainly done are less interesting than those that failed, wait or run.
-        plain = [node for node in nodes if all(span.kind == "done" for span in by_node.get(node, ()))]
-        odd = [node for node in nodes if node not in set(plain)][:_MOST_ITEMS]
+        spans = {node: [*_spans_within(node, by_node, inside)] for node in nodes}
+        plain = [node for node in nodes if all(span.kind == "done" for span in spans[node])]
+        odd = [node for node in nodes if any(span.kind != "done" for span in spans[node])][:_MOST_ITEMS]
         shown = {*odd, *plain[: _MOST_ITEMS - len(odd)]}
-        folded = [node for node in nodes if node not in shown]
+        folded = [span for node in nodes if node not in shown for span in spans[node]]
+        text = plural(len(nodes) - len(shown), "more item")
         nodes = [node for node in nodes if node in shown]
     for node_id in nodes:
         name = clean(node_id.rpartition("/")[2])
@@ -369,10 +373,15 @@ def _rows_inside(
         yield _row(node_id, label, depth, by_node.get(node_id, ()), line)
         yield from _rows_inside(node_id, depth + 1, by_node, inside, maps, line)
     if folded:
-        spans = [span for node_id in folded for span in by_node.get(node_id, ())]
-        text = f"{plural(len(folded), 'more item')}"
-        first, last = min(span.begin for span in spans), max(span.end for span in spans)
+        first, last = min(span.begin for span in folded), max(span.end for span in folded)
         yield _row(outer, text, depth, [_Span(outer, "done", first, last, _lasting(text, first, last))], line)
+
+
+def _spans_within(node_id: str, by_node: dict[str, list[_Span]], inside: dict[str, list[str]]) -> Iterator[_Span]:
+    """Yield the spans of a node and of all nodes inside it."""
+    yield from by_node.get(node_id, ())
+    for inner in inside.get(node_id, ()):
+        yield from _spans_within(inner, by_node, inside)
 
 
 def _row(node_id: str, label: str, depth: int, spans: Sequence[_Span], line: _Line) -> Lane:
