@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from console_runs import FLOWS, adding, make_runs, new_engine
+from console_runs import FLOWS, add, adding, make_runs, new_engine
 from starlette.testclient import TestClient
 
 from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore, step, workflow
@@ -330,3 +330,35 @@ def test_damage_is_shown_and_hides_nothing_else(tmp_path: Path, damage: str):
             assert "broken" in client.get("/runs").text
         shown = "".join(client.get(path).text for path in ("/runs/broken", "/runs/broken/at/1", "/runs"))
         assert "damaged" in shown or "can&#39;t be read" in shown or "unknown status" in shown
+
+
+def test_a_record_is_compared_with_the_state_before_it_on_its_own_path():
+    graph = Graph(dict).add_node("begin", add).add_node("left", add).add_node("right", add)
+    graph.add_node("join", add, merge=lambda before, states: before).set_entry("begin")
+    graph.add_map("each", lambda state: [{"n": 1}, {"n": 2}], add, merge=lambda state, results: state)
+    graph.add_edge("begin", "left").add_edge("begin", "right").add_edge("left", "join").add_edge("right", "join")
+    parted = graph.add_edge("join", "each").add_edge("each", "__end__").compile("parted")
+    with Engine(MemoryStore(), flows=[parted]) as engine:
+        engine.run(parted, {}, run_id="r")
+        client = TestClient(console(engine), base_url="http://localhost")
+        numbers = {record.node_id: record.sequence for record in engine.store.read("r", kinds=("checkpoint",))}
+        pages = {name: client.get(f"/runs/r/at/{at}?format=json").json() for name, at in numbers.items()}
+        page = client.get(f"/runs/r/at/{numbers['each/0']}?against=0&format=json").json()
+    compared = {"begin": 0, "left": 1, "right": 1, "join": 1, "each/0": None, "each/1": None, "each": numbers["join"]}
+    assert compared == {name: page["against"] for name, page in pages.items()}
+    assert 0 == page["against"]
+
+
+def test_the_result_of_a_step_is_compared_with_nothing():
+    @workflow("steps")
+    def steps(n: int):
+        yield from step("one").python(lambda: {"x": 1})
+        return (yield from step("two").python(lambda: {"x": 2}))
+
+    with Engine(MemoryStore(), flows=[steps]) as engine:
+        engine.run(steps, 1, run_id="r")
+        client = TestClient(console(engine), base_url="http://localhost")
+        records = client.get("/runs/r?format=json").json()["history"]["records"]
+        against = [client.get(f"/runs/r/at/{number}?format=json").json()["against"] for number in range(4)]
+    assert [""] * 4 == [record["changed"] for record in records]
+    assert [None] * 4 == against

@@ -10,13 +10,15 @@ from typing import Any
 
 from milepost.errors import CheckpointNotFoundError, DeserializeStateError
 from milepost.executor.history_reader import position_after
+from milepost.executor.history_values import prefix_of
 from milepost.model.checkpoint import Checkpoint
-from milepost.model.record import (
-    CHECKPOINT,
-    Record,
-)
+from milepost.model.ranges import Ranges, is_live
+from milepost.model.record import CHECKPOINT, OWNER, START, Record, segments_of
 from milepost.store import Store
 from milepost.views.text import clean, short
+
+_STATES = (START, CHECKPOINT, OWNER)
+"""The kinds of records that may hold a state: an owner record has one if it begins a turn or overrides a state."""
 
 
 class StateMissingError(LookupError):
@@ -96,6 +98,47 @@ def _state_in(record: Record) -> RecordedState:
     return RecordedState(
         record.sequence, record.node_id, record.visit if record.kind == CHECKPOINT else 0, _json_state(record)
     )
+
+
+def state_path(record: Record) -> tuple[str, str] | None:
+    """Return the path of the branch that a record's state is on ("": the run's own), and the prefix of its graph's ids.
+
+    None for a record without a state. The results of steps and of the items of maps are no states: each is a value of its
+    own kind.
+    """
+    if record.payload is None or record.kind not in _STATES:
+        return None
+    try:
+        fields = record.fields()
+    except DeserializeStateError:
+        fields = {}  # a damaged record stands where its node says
+    branch = str(fields.get("branch") or "")
+    is_of_item = any(f"{item.fork}/{item.branch}" == record.node_id for item in segments_of(branch))
+    if (
+        is_of_item or "step_type" in fields or fields.get("overrides") is not None
+    ):  # one of a branch: it is not known which
+        return None
+    return branch, "" if record.kind == OWNER else prefix_of(record.node_id)
+
+
+def state_before(store: Store, run_id: str, record: Record, live: Ranges) -> int | None:
+    """Return the number of the record whose state this record's state can be compared with.
+
+    That is the newest one before it in the same graph, on its branch or the path around it; a superseded one only if the
+    record itself is superseded. None if there is none among the 256 before it, or if the record has no state. `live` are
+    the ranges of the run's row.
+    """
+    if (path := state_path(record)) is None:
+        return None
+    branch, prefix = path
+    paths = {(around, prefix) for around in ("", branch, *(segment.outer for segment in segments_of(branch)))}
+    is_superseded, before = not is_live(record.sequence, live), record.sequence
+    for limit in (1, 15, 240):  # most often it is the first
+        for other in store.read(run_id, before=before, kinds=_STATES, newest=True, limit=limit):
+            if state_path(other) in paths and (is_superseded or is_live(other.sequence, live)):
+                return other.sequence
+            before = other.sequence
+    return None
 
 
 def patch_between(before: RecordedState, after: RecordedState) -> list[dict[str, Any]]:

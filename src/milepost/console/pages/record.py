@@ -11,10 +11,10 @@ from milepost.console.veil import missing_key
 from milepost.errors import DeserializeStateError
 from milepost.model.record import CHECKPOINT, START, Record
 from milepost.views.journal import line_of
-from milepost.views.states import RecordedState, changes, patch_between
+from milepost.views.states import RecordedState, changes, patch_between, state_before
 from milepost.views.text import clean, size
 
-LARGEST = 2 * 1024 * 1024
+LARGEST_STATE = 2 * 1024 * 1024
 """Bytes of the largest state that a page shows or compares."""
 
 
@@ -23,21 +23,26 @@ def show_record(site: Site, asked: Asked) -> Page:
 
     `run_id`; `record` (as a `JournalLine`); `state` (JSON) and `text` (the same, on several lines), both None if it holds
     none, or none that can be shown: then `note` says why. `against` (the number of the record that it is compared with, or
-    None), `changes` (each with `sign` +, - or ~, and `text`) and `patch` (RFC 6902). `before` and `after`: the numbers of
-    the checkpoints around it, or None.
+    None: unless one is asked for, states are compared with the state before them, and other values with nothing),
+    `changes` (each with `sign` +, - or ~, and `text`) and `patch` (RFC 6902). `before` and `after`: the numbers of the
+    checkpoints around it, or None.
     """
     record = read_record(site, asked)
     run_id, _ = asked.ids
     store, locked = site.store, missing_key(site.store, run_id)
     live = store.get_run(run_id).live
-    state, note = (None, locked) if locked else _state(site, run_id, record)
+    state, note = (None, locked) if locked else shown_value(site, run_id, record)
     before = store.read(run_id, before=record.sequence, kinds=(CHECKPOINT, START), newest=True, limit=1)
     after = store.read(run_id, after=record.sequence, kinds=(CHECKPOINT,), limit=1)
-    against = _against(asked, before[0].sequence if before else None)
+    text = asked.text("against")
+    if text in {"", "before"}:
+        against = state_before(store, run_id, record, live)
+    else:
+        against = 0 if text == "input" else asked.number("against")
     found: list[tuple[str, str]] = []
     patch: list[dict[str, Any]] = []
     if state is not None and against is not None:
-        other, why = _state(site, run_id, _numbered(site, run_id, against))
+        other, why = shown_value(site, run_id, _numbered(site, run_id, against))
         if other is None:
             note = f"record {against} can't be compared: {why}"
         else:
@@ -92,26 +97,17 @@ def export_of(site: Site, asked: Asked) -> tuple[str, bytes]:
 
 
 def _numbered(site: Site, run_id: str, sequence: int) -> Record:
-    site.store.get_run(run_id)
     if found := site.store.read(run_id, after=sequence - 1, before=sequence + 1):
         return found[0]
+    site.store.get_run(run_id)  # raises for a run that is not there
     raise Problem(404, "No such record", f"run {run_id!r} has no record {sequence}")
 
 
-def _against(asked: Asked, before: int | None) -> int | None:
-    text = asked.text("against")
-    if text in {"", "before"}:
-        return before
-    if text == "input":
-        return 0
-    return asked.number("against")
-
-
-def _state(site: Site, run_id: str, record: Record) -> tuple[Any, str]:
-    """Return what a record holds without what is hidden, or None and the reason why there is nothing to show."""
+def shown_value(site: Site, run_id: str, record: Record) -> tuple[Any, str]:
+    """Return the JSON in a record without what is hidden, or None and the reason why there is nothing to show."""
     if record.payload is None:
         return None, f"a {record.kind} without a value"
-    if record.size > LARGEST:
+    if record.size > LARGEST_STATE:
         return None, f"it has {size(record.size)}, which is too large for a page: download it"
     try:
         return site.veil.recorded(site.store, run_id, record), ""

@@ -12,6 +12,7 @@ import msgspec
 from milepost.console.answers import Page
 from milepost.console.buttons import buttons_of
 from milepost.console.forms import inputs_of
+from milepost.console.pages.record import LARGEST_STATE, shown_value
 from milepost.console.problems import AnswerRefusedError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import flaws_of, missing_key
@@ -27,7 +28,7 @@ from milepost.views.graph import graph_document
 from milepost.views.journal import is_workflow, newest_entries
 from milepost.views.reasons import reasons_of, what_follows
 from milepost.views.rows import info_document
-from milepost.views.states import StateMissingError, changed_keys, newest_state
+from milepost.views.states import StateMissingError, changed_keys, newest_state, state_path
 from milepost.views.status import LONG, RunView, recent_records, view_run
 from milepost.views.text import clean, iso
 from milepost.views.timeline import read_timeline, timeline_document
@@ -36,8 +37,6 @@ from milepost.views.workers import worker_note
 HISTORY = 200
 _AT_REST = frozenset({"finished", "running"})
 """The statuses of runs that no worker is to take."""
-_LARGEST_STATE = 2 * 1024 * 1024
-"""Bytes of the largest state that a page shows; a larger one is for download."""
 _LARGEST_COMPARED = 32 * 1024
 _MOST_FLAWS = 5
 _STEP = 10
@@ -182,7 +181,7 @@ def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
     (run_id,) = asked.ids
     before = asked.number("before")
     found = newest_entries(site.store, run_id, before=before, limit=HISTORY + 1)
-    changed = {} if locked else _changed(site, run_id, [record for line, record in found if line.branch is None])
+    changed = {} if locked else _changed(site, run_id, [record for line, record in found if not line.superseded])
     records = [
         {**site.veil.line(line, locked).to_dict(), "changed": changed.get(line.sequence, "")}
         for line, _ in found[:HISTORY]
@@ -192,15 +191,16 @@ def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
 
 
 def _changed(site: Site, run_id: str, records: Sequence[Record]) -> dict[int, str]:
-    """Return for each checkpoint of a graph's own path which keys of the state it changed, as far as that is cheap."""
+    """Return for live checkpoints of a graph's own path which keys of the state each changed, as far as that is cheap."""
     found: dict[int, str] = {}
     before: Any = None
     for record in reversed(records):
-        is_point = record.kind == START or (record.kind == CHECKPOINT and "/" not in record.node_id)
-        if not is_point or not 0 < record.size <= _LARGEST_COMPARED:
-            before = None if record.kind == CHECKPOINT else before
+        if state_path(record) != ("", ""):
             continue
-        state = recorded_json(site, run_id, record)
+        if record.size > _LARGEST_COMPARED:
+            before = None
+            continue
+        state = shown_value(site, run_id, record)[0]
         if before is not None and record.kind == CHECKPOINT:
             found[record.sequence] = changed_keys(before, state)
         before = state
@@ -217,17 +217,7 @@ def _shown_records(view: RunView, records: Sequence[Record]) -> Iterator[Record]
 
 def _inputs(site: Site, run_id: str, records: Sequence[Record]) -> Any:
     start = next((record for record in records if record.sequence == 0), None)
-    return None if start is None else recorded_json(site, run_id, start)
-
-
-def recorded_json(site: Site, run_id: str, record: Record) -> Any:
-    """Return what a record holds, without what is hidden; None if it was changed, can't be read or is too large for a page."""
-    if record.size > _LARGEST_STATE:
-        return None
-    try:
-        return site.veil.recorded(site.store, run_id, record)
-    except (DeserializeStateError, ValueError):
-        return None
+    return None if start is None else shown_value(site, run_id, start)[0]
 
 
 def _output(site: Site, run_id: str, view: RunView, flaws: Mapping[int, str]) -> Any:
@@ -239,7 +229,7 @@ def _output(site: Site, run_id: str, view: RunView, flaws: Mapping[int, str]) ->
         return None
     if not isinstance(view.content, RunStatus):
         return site.veil.value(view.content.output, "output")
-    if row.info.size > _LARGEST_STATE:
+    if row.info.size > LARGEST_STATE:
         return None
     try:
         return site.veil.state(newest_state(site.store, run_id).state)
