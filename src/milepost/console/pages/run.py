@@ -25,7 +25,7 @@ from milepost.model.record import CHECKPOINT, FAILURE, FINISH, FORKED_FROM, STAR
 from milepost.model.tracebacks import error_place, fold_frames
 from milepost.store import RunRow, RunSnapshot
 from milepost.views.graph import graph_document
-from milepost.views.journal import is_workflow, newest_entries
+from milepost.views.journal import JournalLine, is_workflow, newest_entries
 from milepost.views.reasons import reasons_of, what_follows
 from milepost.views.rows import info_document
 from milepost.views.states import StateMissingError, changed_keys, newest_state, state_path
@@ -181,7 +181,7 @@ def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
     (run_id,) = asked.ids
     before = asked.number("before")
     found = newest_entries(site.store, run_id, before=before, limit=HISTORY + 1)
-    changed = {} if locked else _changed(site, run_id, [record for line, record in found if not line.superseded])
+    changed = {} if locked else _changed(site, run_id, found)
     records = [
         {**site.veil.line(line, locked).to_dict(), "changed": changed.get(line.sequence, "")}
         for line, _ in found[:HISTORY]
@@ -190,20 +190,20 @@ def _history(site: Site, asked: Asked, locked: str | None) -> dict[str, Any]:
     return {"records": records, "older": older, "before": before}
 
 
-def _changed(site: Site, run_id: str, records: Sequence[Record]) -> dict[int, str]:
-    """Return for live checkpoints of a graph's own path which keys of the state each changed, as far as that is cheap."""
+def _changed(site: Site, run_id: str, lines: Sequence[tuple[JournalLine, Record]]) -> dict[int, str]:
+    """Return for each checkpoint of a graph's own path which keys of the state it changed, as far as that is cheap.
+
+    A live state is compared with the live one before it, as on the page of its record.
+    """
     found: dict[int, str] = {}
-    before: Any = None
-    for record in reversed(records):
+    newest = newest_live = None
+    for line, record in reversed(lines):
         if state_path(record) != ("", ""):
             continue
-        if record.size > _LARGEST_COMPARED:
-            before = None
-            continue
-        state = shown_value(site, run_id, record)[0]
-        if before is not None and record.kind == CHECKPOINT:
-            found[record.sequence] = changed_keys(before, state)
-        before = state
+        state = shown_value(site, run_id, record)[0] if record.size <= _LARGEST_COMPARED else None
+        if record.kind == CHECKPOINT:
+            found[record.sequence] = changed_keys(newest if line.superseded else newest_live, state)
+        newest, newest_live = state, newest_live if line.superseded else state
     return found
 
 
