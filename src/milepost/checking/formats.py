@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from xml.etree import ElementTree as ET
 
 from milepost.checking.lint import Finding
-from milepost.checking.report import WORDS, CheckReport, Group, plural_of
-from milepost.views.text import clean
+from milepost.checking.report import WORDS, CheckReport, Group
+from milepost.views.text import clean, plural
 
 
 def to_junit(
@@ -29,7 +29,7 @@ def to_junit(
         case = _case(suite, finding.flow, f"{finding.code} {finding.file}:{finding.line}")
         ET.SubElement(case, "failure" if lint_error else "skipped", message=clean(finding))
     for flow, count in report.unknown.items():
-        case = _case(suite, flow, f"{plural_of(count, 'run')} of a flow that the app does not have")
+        case = _case(suite, flow, f"{plural(count, 'run')} of a flow that the app does not have")
         ET.SubElement(case, "failure" if strict else "skipped", message="the app does not have this flow")
     cases = suite.findall("testcase")
     suite.set("tests", str(len(cases)))
@@ -46,7 +46,7 @@ def _case(suite: ET.Element, flow: str, name: str) -> ET.Element:
 
 def title_of(group: Group) -> str:
     """Return a group in a few words: `2 runs: refused`."""
-    return f"{plural_of(group.runs, 'run')}: {WORDS[group.verdict]}" + (
+    return f"{plural(group.runs, 'run')}: {WORDS[group.verdict]}" + (
         f" ({group.error_type})" if group.error_type else ""
     )
 
@@ -75,7 +75,7 @@ def github_commands(
         yield _command(level, finding.message, file=finding.file, line=str(finding.line), title=title)
     for flow, count in report.unknown.items():
         level = "error" if strict else "warning"
-        yield _command(level, f"{plural_of(count, 'run')} of flow {flow!r}, which the app does not have")
+        yield _command(level, f"{plural(count, 'run')} of flow {flow!r}, which the app does not have")
 
 
 def _command(level: str, message: str, **properties: str) -> str:
@@ -96,11 +96,11 @@ def summary(
 ) -> str:
     """Return the report as a table in Markdown, for the summary of a GitHub job. Its first words are the verdict."""
     rows = [
-        (group.flow, plural_of(group.runs, "run"), WORDS[group.verdict], "; ".join(_facts(group)), group.examples[0])
+        (group.flow, plural(group.runs, "run"), WORDS[group.verdict], "; ".join(_facts(group)), group.examples[0])
         for group in report.groups
     ]
     rows += [
-        (flow, plural_of(count, "run"), "not checked", "the app does not have it", "")
+        (flow, plural(count, "run"), "not checked", "the app does not have it", "")
         for flow, count in report.unknown.items()
     ]
     rows += [
@@ -116,7 +116,7 @@ def summary(
         verdict = "The code may differ when it runs again"
     else:
         verdict = "All go on" if report.checked else "Nothing was checked"
-    title = f"### milepost check\n\n{verdict}: {plural_of(report.checked, 'run')} of {report.of} checked.\n\n"
+    title = f"### milepost check\n\n{verdict}: {plural(report.checked, 'run')} of {report.of} checked.\n\n"
     return title + "\n".join(lines) + "\n"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from milepost.views.text import clean, duration, plural, short
+from milepost.views.text import clean, duration, number, plural, short
 
 GroupVerdict = Literal["continue", "waiting", "roll_back", "finished", "refuse", "not read"]
 
@@ -112,7 +112,7 @@ class CheckReport:
     def _lines(self) -> Iterator[str]:
         flows = dict.fromkeys(group.flow for group in self.groups)
         time = duration(self.seconds * 1000)
-        yield f"{number(self.checked)} of {plural_of(self.of, self.what)} of {plural(len(flows), 'flow')}, {time}"
+        yield f"{number(self.checked)} of {plural(self.of, self.what)} of {plural(len(flows), 'flow')}, {time}"
         if self.seed is not None:
             yield f"  a sample of {plural(self.kinds, 'kind')} of runs, all seen; --seed {self.seed} takes the same one"
         width = max((len(clean(flow)) for flow in flows), default=0)
@@ -136,7 +136,7 @@ class CheckReport:
         for group in changed:
             yield f"  {clean(group.flow).ljust(width)}  {_count(group)}: {short('; '.join(group.differences), _WIDTH)}"
         for flow, count in self.unknown.items():
-            yield f"not checked: {plural_of(count, 'run')} of flow {clean(flow)!r}, which the app does not have"
+            yield f"not checked: {plural(count, 'run')} of flow {clean(flow)!r}, which the app does not have"
 
 
 def _listed(title: str, groups: Iterable[Group], width: int) -> Iterator[str]:
@@ -155,14 +155,4 @@ def _listed(title: str, groups: Iterable[Group], width: int) -> Iterator[str]:
 
 
 def _count(group: Group) -> str:
-    return ("" if group.runs == group.checked else "about ") + plural_of(group.runs, "run")
-
-
-def number(count: int) -> str:
-    """Return a number with its thousands apart."""
-    return f"{count:,}".replace(",", " ")
-
-
-def plural_of(count: int, noun: str) -> str:
-    """Return a number with its thousands apart, and its noun."""
-    return f"{number(count)} {noun}" + ("" if count == 1 else "s")
+    return ("" if group.runs == group.checked else "about ") + plural(group.runs, "run")

@@ -98,9 +98,14 @@ def size(count: int) -> str:
     return f"{count / 1024 / 1024 / 1024:.1f} GB"
 
 
+def number(count: int) -> str:
+    """Return a number with its thousands apart: `12 345`."""
+    return f"{count:,}".replace(",", " ")
+
+
 def plural(count: int, noun: str) -> str:
-    """Return a number and its noun: `1 node`, `2 nodes`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a number and its noun: `1 node`, `2 nodes`, `12 345 nodes`."""
+    return f"{number(count)} {noun}" + ("" if count == 1 else "s")
 
 
 _SPELLINGS: tuple[tuple[str, str], ...] = (
