@@ -123,7 +123,6 @@ def _work(task: Mapping[str, Any], make: Callable[[Callable[[Clock], Store]], Su
         "data": scenario.data.decode(),
         "visits": scenario.visits,
         "outputs": [_output_as_json(output) for output in scenario.outputs],
-        "has_branches": scenario.has_branches,
         "is_in_line": scenario.is_in_line,
         "effects": scenario.effects,
         "world": subject.look(),
@@ -330,6 +329,6 @@ def _take(scenario: Scenario, ended: Mapping[str, Any]) -> None:
     scenario.status, scenario.data = ended["status"], ended["data"].encode()
     scenario.visits = [(node_id, visit) for node_id, visit in ended["visits"]]
     scenario.outputs = [_output_of(told) for told in ended["outputs"]]
-    scenario.has_branches, scenario.is_in_line = ended["has_branches"], ended["is_in_line"]
+    scenario.is_in_line = ended["is_in_line"]
     scenario.effects = ended["effects"]
     scenario.world = ended["world"]
