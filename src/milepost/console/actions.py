@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from milepost.console.edits import read_edit
 from milepost.console.forms import PREFIX, parse_json, read_payload
+from milepost.console.page_errors import AnswerRefusedError, PageError
 from milepost.console.pages.runs import read_time
-from milepost.console.problems import AnswerRefusedError, Problem
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.drivers import SyncDriver
-from milepost.errors import (
-    SignalRefusedError,
-)
-from milepost.executor.effects import Routine
+from milepost.errors import SignalRefusedError
 from milepost.model.ids import SYSTEM, new_run_id
 from milepost.model.info import Wait
 from milepost.views.text import clean
 
 
-class Action(NamedTuple):
-    """An action: the names that `write` is asked about, and what it does. It returns the run to look at then, "" for none."""
+class ActionHandler(NamedTuple):
+    """The handler of an action: the names that `write` is asked about, and the function that does it.
+
+    The function returns the run to look at then, "" for none.
+    """
 
     names: Callable[[Asked], Sequence[str]]
     act: Callable[[Site, Asked], str]
-
-
-def _retry(site: Site, asked: Asked) -> str:
-    return _requeue(site, asked, retry=True)
-
-
-def _go_on(site: Site, asked: Asked) -> str:
-    return _requeue(site, asked)
-
-
-def _reopen(site: Site, asked: Asked) -> str:
-    return _requeue(site, asked, reopen=True)
 
 
 def _requeue(site: Site, asked: Asked, **options: Any) -> str:
@@ -80,7 +69,9 @@ def _answer(site: Site, asked: Asked) -> str:
     except SignalRefusedError as exc:
         raise AnswerRefusedError(wait.wait_id, clean(exc), _field_errors(exc)) from exc
     if outcome == "duplicate" and not _is_sent(site, run_id, signal_id, wait.wait_id):
-        raise Problem(409, "It was refused", f"signal_id {signal_id!r} was used for another wait: load the page again")
+        raise PageError(
+            409, "It was refused", f"signal_id {signal_id!r} was used for another wait: load the page again"
+        )
     return run_id
 
 
@@ -92,14 +83,14 @@ def _is_sent(site: Site, run_id: str, signal_id: str | None, wait_id: str) -> bo
 
 
 def find_wait(site: Site, run_id: str, wait_id: str) -> Wait:
-    """Return an open wait for a signal. Raises `Problem` if there is none, or if it can't be proven here."""
+    """Return an open wait for a signal. Raises `PageError` if there is none, or if it can't be proven here."""
     locked = missing_key(site.store, run_id)
     if locked is not None:
-        raise Problem(409, "It was refused", locked)
+        raise PageError(409, "It was refused", locked)
     for wait in site.store.get_run(run_id).info.waiting_for:
         if wait.wait_id == wait_id and wait.signal is not None:
             return wait
-    raise Problem(
+    raise PageError(
         409, "It was refused", f"run {run_id!r} does not wait at {wait_id!r}: it may have been answered meanwhile"
     )
 
@@ -118,7 +109,7 @@ def _fork(site: Site, asked: Asked) -> str:
     is_ready = bool(asked.text("ready"))
     handle = site.engine.handle(run_id)
     if not has_state(asked):
-        return _driven(handle._forked(node_id, visit, name, ready=is_ready, by=asked.user))
+        return SyncDriver(SYSTEM).run(handle._forked(node_id, visit, name, ready=is_ready, by=asked.user))
     edit = read_edit(site, asked)
     return handle.fork_run(
         node_id, visit, new_run_id=name, state_override=lambda _: edit.state, ready=is_ready, by=asked.user
@@ -130,22 +121,18 @@ def has_state(asked: Asked) -> bool:
     return bool(asked.text("state").strip())
 
 
-def _driven(routine: Routine[str]) -> str:
-    return SyncDriver(SYSTEM).run(routine)
-
-
 def _names_of_fork(asked: Asked) -> Sequence[str]:
     names = ["fork", *(["override"] if has_state(asked) else []), *(["requeue"] if asked.text("ready") else [])]
     return tuple(names)
 
 
-ACTIONS: Mapping[str, Action] = {
-    "retry": Action(lambda _: ("requeue",), _retry),
-    "requeue": Action(lambda _: ("requeue",), _go_on),
-    "reopen": Action(lambda _: ("requeue",), _reopen),
-    "cancel": Action(lambda _: ("cancel",), _cancel),
-    "answer": Action(lambda _: ("signal",), _answer),
-    "fork": Action(_names_of_fork, _fork),
-    "delete": Action(lambda _: ("delete",), _delete),
+ACTIONS: Mapping[str, ActionHandler] = {
+    "retry": ActionHandler(lambda _: ("requeue",), partial(_requeue, retry=True)),
+    "requeue": ActionHandler(lambda _: ("requeue",), _requeue),
+    "reopen": ActionHandler(lambda _: ("requeue",), partial(_requeue, reopen=True)),
+    "cancel": ActionHandler(lambda _: ("cancel",), _cancel),
+    "answer": ActionHandler(lambda _: ("signal",), _answer),
+    "fork": ActionHandler(_names_of_fork, _fork),
+    "delete": ActionHandler(lambda _: ("delete",), _delete),
 }
 """The actions on one run, by the last part of their path."""

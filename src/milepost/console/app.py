@@ -18,14 +18,13 @@ from starlette.types import Receive, Scope, Send
 from milepost.console import answers, guard
 from milepost.console.actions import ACTIONS
 from milepost.console.bulk import find_batch, perform_batch
-from milepost.console.handling import acted, as_problems, downloaded, shown
-from milepost.console.problems import Problem
-from milepost.console.routes import DEEDS, PAGES, Place, below, find_place, link, segments_of
+from milepost.console.handling import as_page_errors, make_download, make_page, perform_action
+from milepost.console.page_errors import PageError
+from milepost.console.routes import ACTION_PATHS, PAGES, Place, below, find_place, link, read_segments
 from milepost.console.site import Asked, Site, User, Write, parse_fields
 from milepost.console.veil import Veil
 from milepost.engine.engine import Engine
-from milepost.errors import OptionError
-from milepost.errors import shown as shown_value
+from milepost.errors import OptionError, shown
 from milepost.model.ids import new_nonce
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def console(
     if write is not False and user is None:
         raise OptionError("write needs user: an action is done by somebody", option="write")
     if isinstance(allow_hosts, str):
-        raise OptionError(f"allow_hosts takes several names, not {shown_value(allow_hosts)}", option="allow_hosts")
+        raise OptionError(f"allow_hosts takes several names, not {shown(allow_hosts)}", option="allow_hosts")
     hosts = {"*"} if user is not None and allow_hosts is None else {host.lower() for host in allow_hosts or ()}
     engine = engine_or_store if isinstance(engine_or_store, Engine) else Engine(engine_or_store)
     return Console(
@@ -87,11 +86,11 @@ def make_site(
     """Check the options of a console. Raises `OptionError`."""
     if base_path is not None and (not base_path.startswith("/") or base_path.endswith("/")):
         raise OptionError(
-            f"base_path begins with / and does not end with it, unlike {shown_value(base_path)}", option="base_path"
+            f"base_path begins with / and does not end with it, unlike {shown(base_path)}", option="base_path"
         )
     if not isinstance(write, bool) and not callable(write):
         raise OptionError(
-            f"write is False, True or a function of (user, action, run_id), not {shown_value(write)}", option="write"
+            f"write is False, True or a function of (user, action, run_id), not {shown(write)}", option="write"
         )
     return Site(engine, user, write, base_path, Veil(hide, errors=hide_errors), tuple(store_words))
 
@@ -130,7 +129,7 @@ class Console:
         try:
             guard.check_host(request, self._hosts, takes_addresses=self._takes_addresses)
             guard.check_origin(request)
-            segments, is_raw = segments_of(self._site.base_path, request.scope)
+            segments, is_raw = read_segments(self._site.base_path, request.scope)
             if (file := _file_at(segments)) is not None:
                 return file
             if (entered := self._enter(request, base)) is not None:
@@ -139,15 +138,15 @@ class Console:
             asked = replace(asked, query=parse_fields(request.url.query))
             is_page = request.method in guard.SAFE
             if not is_page and request.method != "POST":
-                raise Problem(405, "Not so", "pages are asked for by GET, and actions are sent by POST")
-            place = find_place(segments, PAGES if is_page else DEEDS)
-            if place is None and find_place(segments, DEEDS if is_page else PAGES) is not None:
-                raise Problem(405, "Not so", "this address only shows" if not is_page else "this address only acts")
+                raise PageError(405, "Not so", "pages are asked for by GET, and actions are sent by POST")
+            place = find_place(segments, PAGES if is_page else ACTION_PATHS)
+            if place is None and find_place(segments, ACTION_PATHS if is_page else PAGES) is not None:
+                raise PageError(405, "Not so", "this address only shows" if not is_page else "this address only acts")
             if place is None:
                 raise _no_page(is_raw)
             asked = replace(asked, ids=place.ids)
             if place.name == "export" or (place.name == "record" and asked.text("download")):
-                return answers.download(*await run_in_threadpool(downloaded, self._site, place.name, asked))
+                return answers.download(*await run_in_threadpool(make_download, self._site, place.name, asked))
             if is_page:
                 page = await self._looked(place, asked)
             else:
@@ -155,14 +154,14 @@ class Console:
                 if not isinstance(done, answers.Page):
                     return self._went_well(request, place.name, done, asked)
                 page = done
-        except Problem as problem:
-            page = _page_of(problem)
+        except PageError as error:
+            page = _page_of(error)
         return self._drawn(request, page, place, asked)
 
     async def _looked(self, place: Place, asked: Asked) -> answers.Page:
         """Make a page. Parts are asked for again and again: one look a second serves all who ask."""
         if "part" not in asked.query:
-            return await run_in_threadpool(shown, self._site, place.name, asked)
+            return await run_in_threadpool(make_page, self._site, place.name, asked)
         query = {name: tuple(values) for name, values in asked.query.items() if name not in {"part", "mark"}}
         key = (place, *sorted(query.items()))
         for known in [known for known, look in self._looks.items() if look.is_old]:
@@ -170,33 +169,33 @@ class Console:
         look = self._looks.setdefault(key, _Look())
         async with look.lock:
             if look.page is None:
-                look.page = await run_in_threadpool(shown, self._site, place.name, asked)
+                look.page = await run_in_threadpool(make_page, self._site, place.name, asked)
         return look.page
 
     async def _act(self, request: Request, name: str, asked: Asked) -> str | answers.Page:
         """Do an action. Return the run to look at then, or a page that says what was done or refused."""
         if self._site.is_read_only:
-            raise Problem(403, "Read-only", "this console only shows: start it with --write, or give it write=")
+            raise PageError(403, "Read-only", "this console only shows: start it with --write, or give it write=")
         body = await guard.read_form(request)
         try:
             asked = replace(asked, query={}, form=parse_fields(body.decode()))
         except UnicodeDecodeError as exc:
-            raise Problem(400, "Wrong form", "what was sent is no UTF-8") from exc
+            raise PageError(400, "Wrong form", "what was sent is no UTF-8") from exc
         if name == "bulk":
             return await self._act_on_many(asked)
         action = ACTIONS[name]
         for asked_about in action.names(asked):
             if not await self._may(asked.user, asked_about, asked.ids[0]):
-                raise Problem(403, "Not allowed", f"{asked.user} may not {asked_about} run {asked.ids[0]!r}")
-        return await run_in_threadpool(acted, self._site, name, asked)
+                raise PageError(403, "Not allowed", f"{asked.user} may not {asked_about} run {asked.ids[0]!r}")
+        return await run_in_threadpool(perform_action, self._site, name, asked)
 
     async def _act_on_many(self, asked: Asked) -> answers.Page:
-        with as_problems(self._site):
+        with as_page_errors(self._site):
             batch = await run_in_threadpool(find_batch, self._site, asked)
         for info in batch.runs:
-            if not await self._may(asked.user, batch.action, info.run_id):
-                batch.refused[info.run_id] = f"{asked.user} may not {batch.action} it"
-        with as_problems(self._site):
+            if not await self._may(asked.user, batch.action.name, info.run_id):
+                batch.refused[info.run_id] = f"{asked.user} may not {batch.action.name} it"
+        with as_page_errors(self._site):
             return await run_in_threadpool(perform_batch, self._site, asked, batch)
 
     async def _may(self, user: str | None, action: str, run_id: str) -> bool:
@@ -213,7 +212,7 @@ class Console:
         return RedirectResponse(where, 303)
 
     def _enter(self, request: Request, base: str) -> Response | None:
-        """Let somebody in by the token of an address; None: he is in already. Raises `Problem` for anybody else."""
+        """Let somebody in by the token of an address; None: he is in already. Raises `PageError` for anybody else."""
         access = self._access
         if access is None:
             return None
@@ -227,7 +226,7 @@ class Console:
             answer.headers["set-cookie"] = access.cookie_header(base)
             return answer
         if not access.knows(request):
-            raise Problem(
+            raise PageError(
                 401, "Who are you?", "open the address that was printed where the console was started: it lets you in"
             )
         return None
@@ -237,7 +236,7 @@ class Console:
             return None
         user = await _awaited(self._site.user(request))
         if not isinstance(user, str) or not user:
-            raise Problem(
+            raise PageError(
                 401, "Who are you?", "the application that shows this console does not know you: log in there"
             )
         return user
@@ -277,7 +276,7 @@ class Console:
         }
         text = answers.render(page, around, part=part)
         if text is None:
-            page = _page_of(Problem(404, "No such part", f"this page has no part {part!r}"))
+            page = _page_of(PageError(404, "No such part", f"this page has no part {part!r}"))
             text = answers.render(page, around)
         assert text is not None
         return Response(
@@ -309,16 +308,16 @@ def wants_json(request: Request) -> bool:
 _NOTHING_MORE: Mapping[str, Any] = {"run_id": "", "near": [], "is_temporary": False}
 
 
-def _page_of(problem: Problem) -> answers.Page:
-    values = {"status": problem.status, "title": problem.title, "text": problem.text, **_NOTHING_MORE, **problem.more}
-    return answers.Page("problem.html", problem.title, values, problem.status)
+def _page_of(error: PageError) -> answers.Page:
+    values = {"status": error.status, "title": error.title, "text": error.text, **_NOTHING_MORE, **error.more}
+    return answers.Page("problem.html", error.title, values, error.status)
 
 
-def _no_page(is_raw: bool) -> Problem:
+def _no_page(is_raw: bool) -> PageError:
     text = "there is nothing at this address"
     if not is_raw:
         text += "; this server tells no raw_path, so a run whose id has / in it can't be shown"
-    return Problem(404, "No such page", text)
+    return PageError(404, "No such page", text)
 
 
 def _path_of(place: Place | None) -> tuple[str, ...]:
@@ -326,7 +325,7 @@ def _path_of(place: Place | None) -> tuple[str, ...]:
     if place is None:
         return ()
     ids = iter(place.ids)
-    tables = ((name, pattern) for table in (PAGES, DEEDS) for pattern, name in table.items())
+    tables = ((name, pattern) for table in (PAGES, ACTION_PATHS) for pattern, name in table.items())
     wanted = {"answer": "run"}.get(place.name, place.name)
     pattern = next((pattern for name, pattern in tables if name == wanted), ())
     return tuple(next(ids) if part == "*" else part for part in pattern)
@@ -339,7 +338,7 @@ def _file_at(segments: Sequence[str]) -> Response | None:
     if len(segments) == 3 and segments[0] == "static":
         file = answers.static_answer(segments[2], segments[1])
         if file is None:
-            raise Problem(404, "No such file", "load the page again: the console is of another version now")
+            raise PageError(404, "No such file", "load the page again: the console is of another version now")
         return file
     return None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from milepost.console.answers import pretty
-from milepost.console.problems import Problem
+from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import check, is_pairs
 from milepost.errors import DeserializeStateError
@@ -55,22 +55,22 @@ def edited_text(site: Site, state: Any) -> str:
 
 
 def read_edit(site: Site, asked: Asked) -> Edit:
-    """Read the state that was typed. Raises `Problem` for one that is none, or that gives what is hidden."""
+    """Read the state that was typed. Raises `PageError` for one that is none, or that gives what is hidden."""
     (run_id,) = asked.ids
     reason = why_not(site, run_id)
     if reason:
-        raise Problem(409, "It can't be edited", reason)
+        raise PageError(409, "It can't be edited", reason)
     point = point_of(site, run_id, asked.text("node") or None, asked.number("visit", 1))
     try:
         typed = json.loads(asked.text("state"))
     except (ValueError, RecursionError) as exc:
-        raise Problem(400, "No state", f"this is no JSON: {exc}") from exc
+        raise PageError(400, "No state", f"this is no JSON: {exc}") from exc
     given = [place for place in site.veil.hidden_places(typed) if _at(typed, place) is not None]
     if given:
-        raise Problem(400, "No state", f"{'.'.join(given[0])} is hidden, and stays as it was recorded: leave it out")
+        raise PageError(400, "No state", f"{'.'.join(given[0])} is hidden, and stays as it was recorded: leave it out")
     for place in site.veil.hidden_places(point.state):
         if not _has_same_lists(point.state, typed, place):
-            raise Problem(
+            raise PageError(
                 400,
                 "No state",
                 f"{'.'.join(place)} is hidden: keep the lists and the keys around it as they were recorded",
@@ -81,7 +81,7 @@ def read_edit(site: Site, asked: Asked) -> Edit:
         data = json.dumps(typed, ensure_ascii=False).encode("utf-8", "surrogatepass")
         state = codec_at(flow, point.node_id).decode(data)
     except DeserializeStateError as exc:
-        raise Problem(400, "No state", f"it is no state of flow {flow.name!r}: {clean(exc)}") from exc
+        raise PageError(400, "No state", f"it is no state of flow {flow.name!r}: {clean(exc)}") from exc
     return Edit(state, typed, point.state)
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from milepost.console.problems import Problem
+from milepost.console.page_errors import PageError
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -50,7 +50,7 @@ def check_host(request: Request, allowed: Collection[str], *, takes_addresses: b
     host = host_of(request.headers.get("host", ""))
     is_known = host in LOOPBACK or host.endswith(".localhost") or host in allowed or "*" in allowed
     if not is_known and not (takes_addresses and is_address(host)):
-        raise Problem(
+        raise PageError(
             421, "Wrong host", f"this console does not answer for host {host!r}: allow it where it is started"
         )
 
@@ -67,7 +67,7 @@ def check_origin(request: Request) -> None:
     else:
         is_own = False
     if not is_own:
-        raise Problem(403, "Not from here", "an action must be sent by a page of this console")
+        raise PageError(403, "Not from here", "an action must be sent by a page of this console")
 
 
 def _authority_of(origin: str) -> str:
@@ -126,7 +126,7 @@ def _is_same(known: str, given: str) -> bool:
 async def read_form(request: Request) -> bytes:
     """Read the body of a request, 5 MB at most."""
     body = bytearray()
-    too_large = Problem(413, "Too large", f"a form may have {LARGEST_BODY // 1024 // 1024} MB at most")
+    too_large = PageError(413, "Too large", f"a form may have {LARGEST_BODY // 1024 // 1024} MB at most")
     async for chunk in request.stream():
         body += chunk
         if len(body) > LARGEST_BODY:

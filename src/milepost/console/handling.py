@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from milepost.console.actions import ACTIONS
 from milepost.console.answers import Page
+from milepost.console.page_errors import AnswerRefusedError, PageError
 from milepost.console.pages import HANDLERS
 from milepost.console.pages.record import export_of, state_to_download
 from milepost.console.pages.run import show_run
-from milepost.console.problems import AnswerRefusedError, Problem
 from milepost.console.site import Asked, Site
 from milepost.errors import (
     InvalidIDError,
@@ -26,21 +26,21 @@ from milepost.views.runs import near_ids
 from milepost.views.text import clean
 
 
-def shown(site: Site, name: str, asked: Asked) -> Page:
-    """Make a page. Raises `Problem` if it can't be shown."""
-    with as_problems(site):
+def make_page(site: Site, name: str, asked: Asked) -> Page:
+    """Make a page. Raises `PageError` if it can't be shown."""
+    with as_page_errors(site):
         return HANDLERS[name](site, asked)
 
 
-def downloaded(site: Site, name: str, asked: Asked) -> tuple[str, bytes]:
+def make_download(site: Site, name: str, asked: Asked) -> tuple[str, bytes]:
     """Return the name and the bytes of a file: what a record holds, or all of a run."""
-    with as_problems(site):
+    with as_page_errors(site):
         return export_of(site, asked) if name == "export" else state_to_download(site, asked)
 
 
-def acted(site: Site, name: str, asked: Asked) -> str | Page:
+def perform_action(site: Site, name: str, asked: Asked) -> str | Page:
     """Do an action on one run; return the run to look at then. A refused answer comes back as the page with its form."""
-    with as_problems(site):
+    with as_page_errors(site):
         try:
             if name == "fork" and asked.text("check"):
                 return HANDLERS["fork"](site, asked)
@@ -50,29 +50,29 @@ def acted(site: Site, name: str, asked: Asked) -> str | Page:
 
 
 @contextmanager
-def as_problems(site: Site) -> Iterator[None]:
+def as_page_errors(site: Site) -> Iterator[None]:
     """Turn every error of the library into the page that says what happened."""
     try:
         yield
     except RunNotFoundError as exc:
         raise _no_run(site, exc.run_id or "") from exc
     except NotAuthorizedError as exc:
-        raise Problem(403, "Not allowed", clean(exc)) from exc
+        raise PageError(403, "Not allowed", clean(exc)) from exc
     except (StoreError, StoreClosedError) as exc:
         if getattr(exc, "is_of_one_run", False):
-            raise Problem(409, "It can't be read", clean(exc)) from exc
+            raise PageError(409, "It can't be read", clean(exc)) from exc
         logging.getLogger("milepost").warning("the console can't reach its store: %s", exc)
-        raise Problem(503, "The store does not answer", clean(exc), is_temporary=True) from exc
+        raise PageError(503, "The store does not answer", clean(exc), is_temporary=True) from exc
     except (InvalidIDError, OptionError) as exc:
-        raise Problem(400, "That makes no sense", clean(exc)) from exc
+        raise PageError(400, "That makes no sense", clean(exc)) from exc
     except MilepostError as exc:
-        raise Problem(409, "It was refused", clean(exc)) from exc
+        raise PageError(409, "It was refused", clean(exc)) from exc
 
 
-def _no_run(site: Site, run_id: str) -> Problem:
+def _no_run(site: Site, run_id: str) -> PageError:
     """Make the page for a run that is not there, with ids that may have been meant."""
     try:
         near = near_ids(site.store, run_id)
     except MilepostError:
         near = []
-    return Problem(404, "No such run", f"there is no run {run_id!r} in {site.store.place}", run_id=run_id, near=near)
+    return PageError(404, "No such run", f"there is no run {run_id!r} in {site.store.place}", run_id=run_id, near=near)

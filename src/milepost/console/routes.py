@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_to_bytes, urlencode
 
-from milepost.console.problems import Problem
+from milepost.console.page_errors import PageError
 
 ID = "*"
 """Any one segment."""
@@ -33,7 +33,7 @@ PAGES: Mapping[tuple[str, ...], str] = {
     ("store",): "store",
 }
 """The page at each path."""
-DEEDS: Mapping[tuple[str, ...], str] = {
+ACTION_PATHS: Mapping[tuple[str, ...], str] = {
     **{("runs", ID, name): name for name in ("retry", "requeue", "reopen", "cancel", "answer", "fork", "delete")},
     ("bulk",): "bulk",
 }
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     is_json: bool = False
 
 
-def segments_of(base_path: str | None, scope: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+def read_segments(base_path: str | None, scope: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     """Return the decoded segments of a request's path below the console, and whether each is what was sent.
 
     `base_path` may still be there or not. A server that gives no `raw_path` has decoded the path, so
@@ -62,7 +62,7 @@ def segments_of(base_path: str | None, scope: Mapping[str, Any]) -> tuple[tuple[
     try:
         parts = [unquote_to_bytes(part).decode() for part in path.split("/")[1:]]
     except UnicodeDecodeError as exc:
-        raise Problem(404, "No such page", "the address is no UTF-8") from exc
+        raise PageError(404, "No such page", "the address is no UTF-8") from exc
     return tuple(parts) if parts != [""] else (), True
 
 

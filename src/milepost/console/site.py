@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
-from milepost.console.problems import Problem
+from milepost.console.page_errors import PageError
 from milepost.console.veil import Veil
 from milepost.engine.engine import Engine
 from milepost.errors import RunNotFoundError
@@ -76,7 +76,7 @@ class Asked:
         """Return a value of the query or the form; "" if it was left out. Given twice it is a mistake."""
         values = self.all(name)
         if len(values) > 1:
-            raise Problem(400, "Wrong filter", f"{name} is given {len(values)} times: give it once")
+            raise PageError(400, "Wrong filter", f"{name} is given {len(values)} times: give it once")
         return values[0] if values else ""
 
     def number(self, name: str, least: int = 0) -> int | None:
@@ -85,16 +85,16 @@ class Asked:
         if not text:
             return None
         if not text.isdecimal() or int(text[:20]) < least:
-            raise Problem(400, "Wrong filter", f"{name} takes a whole number from {least} on, not {text[:40]!r}")
+            raise PageError(400, "Wrong filter", f"{name} takes a whole number from {least} on, not {text[:40]!r}")
         return int(text[:20])
 
 
 def parse_fields(text: str) -> dict[str, list[str]]:
-    """Read an urlencoded query or form. Raises `Problem` for one that makes no sense."""
+    """Read an urlencoded query or form. Raises `PageError` for one that makes no sense."""
     try:
         return parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=10_000)
     except ValueError as exc:
-        raise Problem(400, "Wrong form", f"what was sent is no urlencoded form: {exc}") from exc
+        raise PageError(400, "Wrong form", f"what was sent is no urlencoded form: {exc}") from exc
 
 
 Values = dict[str, Any]

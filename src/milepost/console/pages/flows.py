@@ -6,8 +6,8 @@ from inspect import cleandoc
 from typing import Any
 
 from milepost.console.answers import Page
+from milepost.console.page_errors import PageError
 from milepost.console.pages.home import counted
-from milepost.console.problems import Problem
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import DeserializeStateError
@@ -49,7 +49,7 @@ def show_flow(site: Site, asked: Asked) -> Page:
     flow = site.engine.flows.get(name)
     runs = site.store.list_runs(flow=name, limit=NEWEST)
     if flow is None and not runs:
-        raise Problem(404, "No such flow", f"there is no flow {name!r}")
+        raise PageError(404, "No such flow", f"there is no flow {name!r}")
     graph = _graph_of(site, flow, [info.run_id for info in runs])
     shown = [site.veil.info(info, missing_key(site.store, info.run_id)) for info in runs]
     values = {

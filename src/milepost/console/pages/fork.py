@@ -7,7 +7,7 @@ from typing import Any
 from milepost.console.answers import Page
 from milepost.console.buttons import command_of
 from milepost.console.edits import edited_text, find_points, point_of, read_edit, why_not
-from milepost.console.problems import Problem
+from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import CheckpointNotFoundError, DeserializeStateError
@@ -45,8 +45,8 @@ def show_fork(site: Site, asked: Asked) -> Page:
             before, after = site.veil.state(edit.before), site.veil.state(edit.json)
             patch = patch_between(RecordedState(0, "", 0, before), RecordedState(0, "", 0, after))
             checked = [{"sign": sign, "text": change} for sign, change in changes(before, patch)]
-        except Problem as problem:
-            error = problem.text
+        except PageError as exc:
+            error = exc.text
     values: dict[str, Any] = {
         "run_id": run_id,
         "node": node,
@@ -76,7 +76,7 @@ def show_plan(site: Site, asked: Asked) -> Page:
     flow = site.engine.flows.get(name)
     if flow is None:
         known = ", ".join(site.engine.flows) or "no flow"
-        raise Problem(
+        raise PageError(
             409, "No code", f"a plan needs the code of flow {name!r}: start the console with --app; it knows {known}"
         )
     plan = site.engine.plan_resume(flow, run_id).to_dict()

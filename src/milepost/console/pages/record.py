@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from milepost.console.answers import Page, pretty
-from milepost.console.problems import Problem
+from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import DeserializeStateError
@@ -68,7 +68,7 @@ def read_record(site: Site, asked: Asked) -> Record:
     """Read the record that a path names."""
     run_id, number = asked.ids
     if not (number.isascii() and number.isdecimal()):
-        raise Problem(404, "No such record", f"{number!r} is no number of a record")
+        raise PageError(404, "No such record", f"{number!r} is no number of a record")
     return _numbered(site, run_id, int(number[:20]))
 
 
@@ -78,11 +78,11 @@ def state_to_download(site: Site, asked: Asked) -> tuple[str, bytes]:
     run_id, number = asked.ids
     locked = missing_key(site.store, run_id)
     if locked is not None:
-        raise Problem(409, "It can't be shown", locked)
+        raise PageError(409, "It can't be shown", locked)
     try:
         value = site.veil.recorded(site.store, run_id, record)
     except (DeserializeStateError, ValueError) as exc:
-        raise Problem(409, "It can't be shown", f"record {number} can't be read: {clean(exc)}") from exc
+        raise PageError(409, "It can't be shown", f"record {number} can't be read: {clean(exc)}") from exc
     return f"record-{number}.json", (pretty(value) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -90,9 +90,9 @@ def export_of(site: Site, asked: Asked) -> tuple[str, bytes]:
     """Return the name of a file and all of a run as JSON lines, which `milepost import` takes in."""
     (run_id,) = asked.ids
     if site.veil.hides_anything:
-        raise Problem(403, "Not allowed", "an export has everything of a run, and this console hides some of it")
+        raise PageError(403, "Not allowed", "an export has everything of a run, and this console hides some of it")
     if locked := missing_key(site.store, run_id):
-        raise Problem(409, "It can't be shown", locked)
+        raise PageError(409, "It can't be shown", locked)
     return "run.jsonl", site.store.export(run_id)
 
 
@@ -100,7 +100,7 @@ def _numbered(site: Site, run_id: str, sequence: int) -> Record:
     if found := site.store.read(run_id, after=sequence - 1, before=sequence + 1):
         return found[0]
     site.store.get_run(run_id)  # raises for a run that is not there
-    raise Problem(404, "No such record", f"run {run_id!r} has no record {sequence}")
+    raise PageError(404, "No such record", f"run {run_id!r} has no record {sequence}")
 
 
 def shown_value(site: Site, run_id: str, record: Record) -> tuple[Any, str]:

@@ -12,8 +12,8 @@ import msgspec
 from milepost.console.answers import Page
 from milepost.console.buttons import buttons_of
 from milepost.console.forms import inputs_of
+from milepost.console.page_errors import AnswerRefusedError
 from milepost.console.pages.record import LARGEST_STATE, shown_value
-from milepost.console.problems import AnswerRefusedError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import flaws_of, missing_key
 from milepost.errors import DeserializeStateError

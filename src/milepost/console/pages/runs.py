@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from milepost.console.answers import Page
-from milepost.console.problems import Problem
+from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import RunNotFoundError
@@ -67,16 +67,16 @@ def shown_filters(asked: Asked) -> dict[str, Any]:
 
 
 def read_filters(asked: Asked) -> BulkFilters:
-    """Read the filters of a list. Raises `Problem` for values that make no sense."""
+    """Read the filters of a list. Raises `PageError` for values that make no sense."""
     filters: dict[str, Any] = {option: asked.text(name) for name, option in _TEXTS.items() if asked.text(name)}
     statuses = asked.all("status")
     if unknown := [status for status in statuses if status not in STATUSES]:
-        raise Problem(400, "Wrong filter", f"{unknown[0]!r} is no status: give one of {', '.join(STATUSES)}")
+        raise PageError(400, "Wrong filter", f"{unknown[0]!r} is no status: give one of {', '.join(STATUSES)}")
     if statuses:
         filters["status"] = tuple(statuses)
     tags = [tag.partition("=") for tag in asked.all("tag")]
     if wrong := [key for key, equals, _ in tags if not equals or not key]:
-        raise Problem(400, "Wrong filter", f"a tag is given as key=value, not as {wrong[0]!r}")
+        raise PageError(400, "Wrong filter", f"a tag is given as key=value, not as {wrong[0]!r}")
     if tags:
         filters["tags"] = {key: value for key, _, value in tags}
     for name, option in _TIMES.items():
@@ -90,5 +90,5 @@ def read_time(name: str, text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
-        raise Problem(400, "Wrong filter", f"{name} takes a time such as 2026-12-24T18:00:00Z, not {text!r}") from exc
+        raise PageError(400, "Wrong filter", f"{name} takes a time such as 2026-12-24T18:00:00Z, not {text!r}") from exc
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Problem(Exception):
+class PageError(Exception):
     """The reason why a page can't be shown, or an action can't be done: a status of HTTP, a title, and one sentence.
 
     `more` are further values for the page, such as the ids of runs that may have been meant.
