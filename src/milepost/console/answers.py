@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from milepost.console.routes import link
 from milepost.model.tracebacks import fold_frames
-from milepost.views.text import ago, attempt_of, clean, duration, elapsed, json_text, short, size
+from milepost.views.text import ago, attempt_of, duration, short, size
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
@@ -70,23 +70,16 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
     )
     made.filters |= {
-        "clean": clean,
         "duration": duration,
         "attempt_of": attempt_of,
-        "elapsed": lambda text: elapsed(_time(text)),
         "folded": fold_frames,
-        "plain": json_text,
         "pretty": pretty,
         "short": short,
         "size": size,
-        "when": lambda text: ago(_time(text)),
+        "when": lambda text: ago(datetime.fromisoformat(text)),
     }
     made.globals["parts"] = made.get_template("_parts.html").module
     return made
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def pretty(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -95,6 +94,3 @@ def parse_fields(text: str) -> dict[str, list[str]]:
         return parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=10_000)
     except ValueError as exc:
         raise PageError(400, "Wrong form", f"what was sent is no urlencoded form: {exc}") from exc
-
-
-Values = dict[str, Any]

@@ -1,6 +1,6 @@
-"""What a console does not show: values at hidden paths, texts of errors, and all that is not proven.
+"""The values that a console does not show: those at hidden paths, texts of errors, and all that is not proven.
 
-It is applied before any text is made, so that nothing that is drawn, compared, downloaded or answered as JSON has it.
+They are taken out before any text is made, so that nothing that is drawn, compared, downloaded or answered as JSON has them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from milepost.errors import CheckpointIntegrityError, DeserializeStateError, OptionError, shown
-from milepost.graph.status import RunStatus, Visit
+from milepost.graph.status import RunStatus
 from milepost.model.info import RunFailure, RunInfo, Wait
 from milepost.model.record import REPLY, WAIT, Record
 from milepost.store import Store
 from milepost.views.journal import JournalLine
 from milepost.views.text import clean
-from milepost.views.tree import Tree, TreeStep
+from milepost.views.tree import Tree, TreeStep, parts_of
 
 HIDDEN = "•••"
 ROOTS = ("state", "inputs", "output", "prompt", "payload")
@@ -141,8 +141,7 @@ class Veil:
         self, content: Tree | RunStatus, locked: str | None = None, changed: Collection[int | None] = ()
     ) -> None:
         """Take what is hidden out of a tree, in place, and what `changed` records say: the numbers of those with a flaw."""
-        parts = _steps(content.steps) if isinstance(content, Tree) else _visits(content.visits)
-        for part in parts:
+        for part in parts_of(content):
             if part.wait is not None:
                 part.wait = self._wait(part.wait, is_locked=locked is not None)
             if self.hides_errors or locked is not None or (self.hides_refusals and part.status != "skipped"):
@@ -161,7 +160,7 @@ def missing_key(store: Store, run_id: str) -> str | None:
         try:
             store.seals.check_key(run_id, record)
         except CheckpointIntegrityError as exc:
-            return f"not shown: {exc.problem if hasattr(exc, 'problem') else exc}"
+            return f"not shown: {exc}"
     return None
 
 
@@ -242,15 +241,3 @@ def is_pairs(value: Any) -> bool:
 def _names(part: str, key: Any) -> bool:
     """Return whether a part of a path names the key of a pair. A key with a tag is named by what it holds."""
     return part in {"*", str(key["v"] if _is_tagged(key) else key)}
-
-
-def _steps(steps: Sequence[TreeStep]) -> Iterator[TreeStep]:
-    for step in steps:
-        yield step
-        yield from _steps(step.steps)
-
-
-def _visits(visits: Sequence[Visit]) -> Iterator[Visit]:
-    for visit in visits:
-        yield visit
-        yield from _visits(visit.steps)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from milepost.graph.status import RunStatus, Visit
+from milepost.graph.status import Visit
 from milepost.model.info import RunInfo
 from milepost.store import ENDED
 from milepost.views.status import RunView
 from milepost.views.text import attempt_of, utc
-from milepost.views.tree import TreeStep
+from milepost.views.tree import parts_of
 
 _ENDS = {
     "failed": ("it failed", "mend the cause, then retry"),
@@ -81,17 +81,9 @@ def what_follows(view: RunView, now: datetime) -> list[str]:
         is_timeout = bool(ending) and all(wait.signal is not None for wait in ending)
         goes_on = "without an answer it goes on" if is_timeout else "it goes on"
         found.append(f"{goes_on if info.status == 'waiting' else 'it begins'} at {utc(info.wake_at)}")
-    content = view.content
-    parts: Sequence[Visit | TreeStep] = content.visits if isinstance(content, RunStatus) else content.steps
-    for part in _each(parts):
+    for part in parts_of(view.content):
         if part.retry_at is not None and part.retry_at > now:
             name = part.node_id if isinstance(part, Visit) else part.step_id
             number = attempt_of(part.attempts + 1, part.max_attempts)
             found.append(f"next try of {name!r} at {utc(part.retry_at)}: attempt {number}")
     return found
-
-
-def _each(parts: Sequence[Visit | TreeStep]) -> Iterator[Visit | TreeStep]:
-    for part in parts:
-        yield part
-        yield from _each(part.steps)

@@ -213,6 +213,16 @@ def _wait_of(entry: StepRecord) -> Wait:
 # -- as a table ----------------------------------------------------------------------------------------------
 
 
+def parts_of(content: Tree | RunStatus) -> Iterator[TreeStep | Visit]:
+    """Yield all steps of a workflow's run, or all visits of a graph's run, each before those inside it."""
+    parts: Sequence[TreeStep | Visit] = content.steps if isinstance(content, Tree) else content.visits
+    pending = [*reversed(parts)]
+    while pending:
+        part = pending.pop()
+        yield part
+        pending += reversed(part.steps)
+
+
 def rows_of(steps: Sequence[TreeStep], depth: int = 0) -> Iterator[tuple[TreeStep | None, str, str]]:
     """Yield each step with its name, indented below the step that contains it, and a remark.
 

@@ -7,15 +7,14 @@ from typing import Any
 
 from milepost.console.answers import Page
 from milepost.console.page_errors import PageError
-from milepost.console.pages.home import counted
+from milepost.console.pages.home import counted, run_rows
 from milepost.console.site import Asked, Site
-from milepost.console.veil import missing_key
 from milepost.errors import DeserializeStateError
 from milepost.graph.builder import CompiledGraph
 from milepost.graph.drawing import recorded_picture
 from milepost.verbs import Verbs
 from milepost.views.graph import picture_document
-from milepost.views.runs import STATUSES, listed_document
+from milepost.views.runs import STATUSES
 
 COUNTED = 50
 """The number of flows whose runs are counted on the page of all flows."""
@@ -51,14 +50,13 @@ def show_flow(site: Site, asked: Asked) -> Page:
     if flow is None and not runs:
         raise PageError(404, "No such flow", f"there is no flow {name!r}")
     graph = _graph_of(site, flow, [info.run_id for info in runs])
-    shown = [site.veil.info(info, missing_key(site.store, info.run_id)) for info in runs]
     values = {
         "name": name,
         "has_code": flow is not None,
         "counts": counts_of(site, name),
         "graph": graph,
         "nodes": [] if graph is None else _nodes(flow, graph),
-        "runs": [listed_document(info, (info.next_node or "",)) for info in shown],
+        "runs": run_rows(site, runs),
     }
     return Page("flow.html", f"Flow {name}", values)
 

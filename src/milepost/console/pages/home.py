@@ -50,7 +50,7 @@ def show_home(site: Site, asked: Asked) -> Page:
         "failed": counted(site, status="failed"),
         "panels": panels,
         "refused": _refused(site),
-        "waits": {"count": counted(site, status="waiting"), "runs": _rows(site, asking[:FIRST])},
+        "waits": {"count": counted(site, status="waiting"), "runs": run_rows(site, asking[:FIRST])},
     }
     return Page("person.html", "Needs a person", values)
 
@@ -90,10 +90,11 @@ def _refused(site: Site) -> list[dict[str, str]]:
 
 
 def _panel(site: Site, status: str, title: str, runs: Sequence[RunInfo], count: str) -> dict[str, Any]:
-    return {"status": status, "title": title, "count": count, "runs": _rows(site, runs)}
+    return {"status": status, "title": title, "count": count, "runs": run_rows(site, runs)}
 
 
-def _rows(site: Site, runs: Sequence[RunInfo]) -> list[dict[str, Any]]:
+def run_rows(site: Site, runs: Iterable[RunInfo]) -> list[dict[str, Any]]:
+    """Return runs as in the list, without reading where each goes on."""
     return [
         listed_document(site.veil.info(info, missing_key(site.store, info.run_id)), (info.next_node or "",))
         for info in runs
