@@ -29,7 +29,7 @@ EXAMPLES = 20
 
 
 class RunVerdict(NamedTuple):
-    """What would become of one run."""
+    """The answer for one run: whether it could go on, and why."""
 
     verdict: GroupVerdict
     reason: str

@@ -41,7 +41,7 @@ class Group:
     flow: str
     verdict: GroupVerdict
     reason: str
-    """What a resume of the first example would do, or why it would be refused."""
+    """The outcome of a resume of the first example, or the reason for which it would be refused."""
     error_type: str | None
     """The class of the refusal; None without one."""
     differences: tuple[str, ...]
@@ -53,7 +53,7 @@ class Group:
     examples: tuple[str, ...]
     """The ids of some of them."""
     remedy: str
-    """What to do about a refusal; "" without one."""
+    """The advice about a refusal; "" without one."""
     source: Source | None
     """The function of the node or workflow; None if it is not known."""
 
@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
-    """What would become of the runs in a store with the present code; `str` gives it as text."""
+    """The outcome that a resume of each run in a store would have with the present code; `str` gives it as text."""
 
     checked: int
     """The number of runs that were checked."""

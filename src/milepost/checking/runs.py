@@ -43,7 +43,7 @@ MOST = 5000
 LEAST = 5
 """The number of runs of each kind that a sample has at least."""
 _TRIES = 3
-"""How often a run is planned that moves on meanwhile and seems to be refused."""
+"""The number of times that a run is planned which moves on meanwhile and seems to be refused."""
 
 
 def check(

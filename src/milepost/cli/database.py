@@ -1,4 +1,4 @@
-"""The commands that look after a database, and what there is to know of a place."""
+"""The commands that look after a database, and the facts about a place of runs."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def _verdict(tables: _Tables) -> str:
 
 
 def _tables(url: str, schema: str) -> _Tables:
-    """The version of a database's tables, of which nothing is changed."""
+    """Return the version of a database's tables, of which nothing is changed."""
     if is_postgres(url):
         return _Tables(*_postgres(url).status(url, schema=schema))
     path = _sqlite_file(url)
@@ -376,7 +376,7 @@ def _sqlite_file(url: str) -> Path:
 
 
 def _sqlite_statements() -> str:
-    """The tables of a SQLite store, as SQLite itself tells them."""
+    """Return the statements that make the tables of a SQLite store, as SQLite itself tells them."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         sqlite_schema.prepare(connection, ":memory:", lambda _: None)
         # Tables first, then what is made of them; SQLite's own come without a text.

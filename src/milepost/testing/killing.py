@@ -212,7 +212,7 @@ class ChildRuns:
     command: Sequence[str]
     """The command of a nursery, which calls `serve`."""
     task: Mapping[str, Any]
-    """What the child needs to know of the flow, as JSON."""
+    """The facts about the flow that a child needs, as JSON."""
     folder: Path
     kind: StoreKind = "sqlite"
     before: object = None

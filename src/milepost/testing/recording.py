@@ -188,7 +188,7 @@ class _Hider:
 
     @cached_property
     def _known(self) -> dict[tuple[type, Any], Any]:
-        """What replaces each value to hide, once all of them have been looked for."""
+        """The replacement of each value to hide, once all of them have been looked for."""
         known: dict[tuple[type, Any], Any] = {}
         taken: set[Any] = set()
         hidden = {leaf for _, leaf in self._paths_of}

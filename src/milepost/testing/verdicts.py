@@ -39,7 +39,7 @@ class NonDeterministicNode(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What crashes have shown of one node or step, of a rollback (`rollback of ...`), or of other code of the flow."""
+    """The findings about one node or step, of a rollback (`rollback of ...`), or of other code of the flow."""
 
     node: str
     ran_again: int
@@ -76,7 +76,7 @@ class CrashReport:
     crashes: int
     """The number of processes that died in them."""
     nodes: tuple[NodeReport, ...] = ()
-    """What was found about each node or step, in the order of the undisturbed run."""
+    """The findings about each node or step, in the order of the undisturbed run."""
     disagreements: tuple[Disagreement, ...] = ()
     """The scenarios that ended otherwise: none in a report that `crashtest` returns."""
 
@@ -88,7 +88,7 @@ class CrashReport:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What a disturbed run has done to the world."""
+    """The effect of a disturbed run on the world."""
 
     nodes: tuple[str, ...]
     """The nodes that ran again in it."""
