@@ -41,7 +41,7 @@ def named(part: str, fields: str) -> set[str]:
 
 PROVEN = {
     *named("runs", "id status reason wake_at waiting cancel degraded missed sequence blocked_by seal"),
-    *named("records", "id kind node_id visit size note payload"),
+    *named("records", "id kind node_id visit size payload"),
     *named("signals", "name signal_id wait_id sent_at sent_by"),
     # In files:
     *named("records", "base64"),

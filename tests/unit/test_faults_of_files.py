@@ -112,7 +112,6 @@ SWAPPED = [
         ("r", [f"UPDATE records SET header = '' WHERE {OF_R} AND sequence = 2"]),
         ("r", [f"UPDATE records SET header = NULL WHERE {OF_R} AND sequence = 2"]),
         ("r", [f"UPDATE records SET header = NULL WHERE {OF_R} AND sequence = 0"]),
-        ("r", [f"UPDATE records SET header = NULL, note = '{{}}' WHERE {OF_R} AND sequence = 2"]),
         ("r", [f"UPDATE records SET header = CAST(x'7bff' AS TEXT) WHERE {OF_R} AND sequence = 2"]),
         (
             "r",
@@ -143,7 +142,7 @@ SWAPPED = [
         ("out", [f"UPDATE records SET visit = 9 WHERE {OF_OUT} AND sequence = 2"]),
         ("out", [f"UPDATE records SET header = '{{' WHERE {OF_OUT} AND sequence = 2"]),
         ("out", [f"UPDATE records SET header = NULL WHERE {OF_OUT} AND sequence = 2"]),
-        ("out", [f"UPDATE records SET header = NULL, packing = '', note = '{{}}' WHERE {OF_OUT} AND sequence = 2"]),
+        ("out", [f"UPDATE records SET header = NULL, packing = '' WHERE {OF_OUT} AND sequence = 2"]),
         ("out", [f"DELETE FROM records WHERE {OF_OUT} AND sequence = 3"]),
     ],
 )

@@ -144,7 +144,8 @@ def test_tags_that_change_and_runs_that_go_are_found_by_what_they_say_now(connec
 def test_sqlite_tables_of_version_2_come_to_the_same(tmp_path: Path) -> None:
     path, new = tmp_path / "old.db", tmp_path / "new.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        sqlite_schema._execute(connection, sqlite_schema._TABLES)
+        older = sqlite_schema._TABLES.replace("    header TEXT,", "    note TEXT,\n    header TEXT,")
+        sqlite_schema._execute(connection, older + sqlite_schema._VIEWS.replace("(header)", "(coalesce(header, note))"))
         connection.execute("CREATE INDEX runs_due ON runs (flow, status, wake_at)")
         SQLiteTransaction(connection).add_row(row(1))
         connection.execute("ALTER TABLE runs DROP COLUMN blocked_by")

@@ -22,7 +22,7 @@ from milepost.store import Signal, StoreOptions
 from milepost.stores.base.fence import Row
 from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.store import Runs
-from milepost.stores.base.transaction import Note, RecordEntry, RowFilters, StatusCount, Transaction, Walk, matches
+from milepost.stores.base.transaction import RecordEntry, RowFilters, StatusCount, Transaction, Walk, matches
 from milepost.stores.base.workers import MemoryWorkerShelf
 
 
@@ -33,7 +33,6 @@ class _Run(msgspec.Struct):
     created: int
     records: list[Record] = []
     by_node: dict[str, list[Record]] = {}
-    notes: dict[int, Note] = {}
     signals: list[Signal] = []
     signal_ids: set[str | None] = set()
 
@@ -173,7 +172,7 @@ class _Memory(Transaction):
 
     # -- records -----------------------------------------------------------------------------------
 
-    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+    def insert(self, run_id: str, records: Sequence[Record]) -> None:
         run = self._runs[run_id]
         for record in records:
             self._undo.append(lambda taken=run.records: taken.pop())  # type: ignore[misc]
@@ -181,8 +180,6 @@ class _Memory(Transaction):
             nodes = run.by_node.setdefault(record.node_id, [])
             self._undo.append(lambda taken=nodes: taken.pop())  # type: ignore[misc]
             nodes.append(record)
-            if note is not None:
-                run.notes[record.sequence] = note
 
     def newest(self, run_id: str) -> int:
         run = self._runs.get(run_id)
@@ -215,7 +212,7 @@ class _Memory(Transaction):
         found = self.records(
             run_id, after=after, before=before, kinds=("checkpoint",), node_id=node_id, newest=True, limit=1
         )
-        return RecordEntry(found[0], self._runs[run_id].notes.get(found[0].sequence)) if found else None
+        return RecordEntry(found[0]) if found else None
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
         run = self._runs.get(run_id)
@@ -232,7 +229,7 @@ class _Memory(Transaction):
 
     def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         run = self._runs[run_id]
-        return [RecordEntry(r, run.notes.get(r.sequence)) for r in run.records if r.kind == "checkpoint"]
+        return [RecordEntry(r) for r in run.records if r.kind == "checkpoint"]
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
         return sorted(node_id for node_id, records in self._runs[run_id].by_node.items() if node_id and records)

@@ -31,7 +31,6 @@ from milepost.stores.base.deltas import (
 from milepost.stores.base.encryption import RecordCipher
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import (
-    Note,
     RecordEntry,
     RowFilters,
     StatusCount,
@@ -162,8 +161,8 @@ class DecodingTransaction(Transaction):
 
     # -- records -----------------------------------------------------------------------------------
 
-    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
-        self._tx.insert(run_id, records, note)
+    def insert(self, run_id: str, records: Sequence[Record]) -> None:
+        self._tx.insert(run_id, records)
 
     def put_payload(self, run_id: str, record: Record) -> None:
         self._tx.put_payload(run_id, record)

@@ -689,7 +689,7 @@ class OwnerStore(WorkerStore):
     ) -> RunRow:
         """Build the row that others see. `checkpoint` is the newest checkpoint of all; None: it is read."""
         state = self._state(row, self.clock.time(), gone, held)
-        entry = tx.newest_checkpoint(row.run_id) if checkpoint is None else RecordEntry(checkpoint, None)
+        entry = tx.newest_checkpoint(row.run_id) if checkpoint is None else RecordEntry(checkpoint)
         return self._view_of(tx, row, state, entry, tx.newest(row.run_id))
 
     def _view_of(

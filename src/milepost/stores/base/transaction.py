@@ -68,20 +68,10 @@ class UnprovenRow(DamagedRow, CheckpointIntegrityError):
     """A run whose row was changed by somebody without a key, or whose key this store does not have."""
 
 
-class Note(NamedTuple):
-    """The facts that a store knows about a record from outside, whose bytes may be anything."""
-
-    timestamp: float
-    next_node: str | None
-    seal: str = ""
-    """The digest of place and bytes; see `seal_of`."""
-
-
 class RecordEntry(msgspec.Struct, frozen=True):
-    """A record without its payload. `note` is set for a record from outside, which has no header."""
+    """A record without its payload."""
 
     record: Record
-    note: Note | None
 
     def info(self, run_id: str, superseded: bool) -> CheckpointInfo:
         """Build the info that people see. Facts that a damaged header hides keep their defaults."""
@@ -90,7 +80,7 @@ class RecordEntry(msgspec.Struct, frozen=True):
         try:
             moment = parse_time(fields["timestamp"])
         except (KeyError, TypeError, ValueError):
-            moment = datetime.fromtimestamp(self.note.timestamp if self.note else 0.0, UTC)
+            moment = datetime.fromtimestamp(0.0, UTC)
         attempt = fields.get("attempt", 1)
         from milepost.model.info import CheckpointInfo
 
@@ -110,8 +100,6 @@ class RecordEntry(msgspec.Struct, frozen=True):
 
         It is a whole id, and END only at the end of the run's own graph.
         """
-        if self.note is not None:
-            return self.note.next_node
         target = self._known().get("next_node")
         if not isinstance(target, str):
             return None
@@ -301,7 +289,7 @@ class Transaction(abc.ABC):
     # -- records -----------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+    def insert(self, run_id: str, records: Sequence[Record]) -> None:
         """Add records. Their headers are sealed, and their numbers were never used."""
 
     def put_payload(self, run_id: str, record: Record) -> None:
@@ -492,7 +480,6 @@ _encode = msgspec.json.Encoder().encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_tags = msgspec.json.Decoder(dict[str, str]).decode
 _decode_live: Any = msgspec.json.Decoder(Ranges).decode
-_decode_note = msgspec.json.Decoder(dict[str, Any]).decode
 
 _Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
 
@@ -536,16 +523,12 @@ class _RowColumns(msgspec.Struct, array_like=True):
     id: int
 
 
-_OPTIONAL: tuple[type, ...] = (bytes, type(None))
-_RECORD_SHAPES = frozenset((int, str, str, int, int, h, str, payload) for h in _OPTIONAL for payload in _OPTIONAL)
-_ENTRY_SHAPES = frozenset((int, str, str, int, int, h, str, note) for h in _OPTIONAL for note in (str, type(None)))
-
-
-_BRACE = ord("}")
+_ENTRY_SHAPE = (int, str, str, int, int, bytes, str)
+_RECORD_SHAPES = frozenset((*_ENTRY_SHAPE, payload) for payload in (bytes, type(None)))
 
 
 def record_values(record: Record) -> tuple[Any, ...]:
-    """Return the values to bind for a record, without those of its run and its note."""
+    """Return the values to bind for a record, without that of its run."""
     sequence, kind, node_id, visit, size, header, payload, packing = record
     text = None if header is None else (header + b"}").decode()
     return sequence, kind, node_id, visit, size, packing, text, payload
@@ -647,26 +630,12 @@ def record_of(values: Sequence[Any]) -> Record:
     if (*map(type, values),) not in _RECORD_SHAPES:
         return _damaged(values)
     sequence, kind, node_id, visit, size, header, packing, payload = values
-    # Reads call this for thousands of records, so `_open_header` is inlined.
-    opened = header[:-1] if header and header[-1] == _BRACE else header
-    return new_record((sequence, kind, node_id, visit, size, opened, payload, packing))
+    return new_record((sequence, kind, node_id, visit, size, header.removesuffix(b"}"), payload, packing))
 
 
 def entry_of(values: Sequence[Any]) -> RecordEntry:
-    """Build a record without its payload, and its note."""
-    if (*map(type, values),) not in _ENTRY_SHAPES:
-        return RecordEntry(_damaged(values), None)
-    sequence, kind, node_id, visit, size, header, packing, note = values
-    record = Record(sequence, kind, node_id, visit, size, _open_header(header), None, packing)
-    if note is None or header is not None:  # what a header proves needs no note, and a planted one says nothing
-        return RecordEntry(record, None)
-    try:
-        fields = _decode_note(note)
-        moment = parse_time(fields["timestamp"]).timestamp()
-        return RecordEntry(record, Note(moment, fields.get("next_node"), fields.get("seal", "")))
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):  # damaged: its seal fits nothing
-        return RecordEntry(record, Note(0.0, None))
-
-
-def _open_header(header: bytes | None) -> bytes | None:
-    return header[:-1] if header is not None and header.endswith(b"}") else header
+    """Build a record without its payload from its columns."""
+    if (*map(type, values),) != _ENTRY_SHAPE:
+        return RecordEntry(_damaged(values))
+    sequence, kind, node_id, visit, size, header, packing = values
+    return RecordEntry(Record(sequence, kind, node_id, visit, size, header.removesuffix(b"}"), None, packing))

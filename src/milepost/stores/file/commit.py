@@ -24,7 +24,7 @@ from milepost.model.ranges import Ranges
 from milepost.model.record import DIFFERENCE, VERBATIM, Record
 from milepost.store import MOST, Count, Signal, Status
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import NewerRow, Note, RecordEntry
+from milepost.stores.base.transaction import NewerRow, RecordEntry
 from milepost.stores.file.fs import LARGEST, open_regular
 
 # A checksum as the last field of a line of JSON, so that a changed bit is noticed. It is no protection against
@@ -115,23 +115,21 @@ class Placed(msgspec.Struct, omit_defaults=True):
     node_id: str = ""
     visit: int = 1
     size: int = 0
-    header: _Size | None = None
-    """None for a record from outside, which has no header."""
+    header: _Size = 0
     payload: _Size | None = None
     packing: str = ""
     base64: bool = False
-    note: tuple[_Time, str | None, str] | None = None
 
     @property
     def before_payload(self) -> int:
         """The number of bytes before the payload in the line: the header, a comma, eight for a name, a quote."""
-        return (1 if self.header is None else self.header + 1) + 8 + self.base64
+        return self.header + 1 + 8 + self.base64
 
     @property
     def length(self) -> int:
         """The length of the line in bytes."""
         if self.payload is None:
-            return (1 if self.header is None else self.header) + 2
+            return self.header + 2
         return self.before_payload + self.payload + self.base64 + 2
 
 
@@ -213,9 +211,9 @@ def row_of(text: RowText) -> Row:
 class Lines:
     """The lines of a commit below its first."""
 
-    def __init__(self, records: Sequence[tuple[Record, Note | None]], signals: Sequence[Signal] = ()) -> None:
+    def __init__(self, records: Sequence[Record], signals: Sequence[Signal] = ()) -> None:
         self.parts: list[bytes] = []
-        self.records = tuple([_place(record, note, self.parts) for record, note in records])
+        self.records = tuple([_place(record, self.parts) for record in records])
         self.size = sum([placed.length for placed in self.records])
         """Size of the records in bytes."""
         self.signals = tuple([_place_signal(signal, self.parts) for signal in signals])
@@ -244,12 +242,12 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _place(record: Record, note: Note | None, lines: list[bytes]) -> Placed:
+def _place(record: Record, lines: list[bytes]) -> Placed:
     sequence, kind, node_id, visit, size, header, payload, packing = record
-    placed = Placed(sequence, kind, node_id, visit, size, None if header is None else len(header), None, packing)
-    placed.note = None if note is None else (note.timestamp, note.next_node, note.seal)
-    is_foreign = header is None or packing == VERBATIM
-    lines.append(b"{" if header is None else header + b"," if payload is not None else header)
+    assert header is not None
+    placed = Placed(sequence, kind, node_id, visit, size, len(header), None, packing)
+    is_foreign = packing == VERBATIM
+    lines.append(header + b"," if payload is not None else header)
     if payload is not None:
         # A state is always JSON; bytes that were saved from outside may be anything.
         is_line = b"\n" not in payload and (_is_json(payload) if is_foreign else packing in {"", DIFFERENCE})
@@ -311,7 +309,7 @@ class Commit:
 
     def record(self, at: int, placed: Placed, *, with_payload: bool = True) -> Record:
         """Return the record whose line begins at `at`. If it can't be read, its header is empty."""
-        header = None if placed.header is None else self._part(at, placed.header)
+        header = self._part(at, placed.header)
         payload = None
         if with_payload and placed.payload is not None:
             try:
@@ -323,9 +321,8 @@ class Commit:
         )
 
     def entry(self, at: int, placed: Placed) -> RecordEntry:
-        """Return the record without its payload, with its note."""
-        note = None if placed.note is None or placed.header is not None else Note(*placed.note)
-        return RecordEntry(self.record(at, placed, with_payload=False), note)
+        """Return the record without its payload."""
+        return RecordEntry(self.record(at, placed, with_payload=False))
 
     def signals(self) -> Iterator[Signal]:
         """Yield the signals, in order."""
@@ -377,7 +374,7 @@ def _read(descriptor: int, path: str, run_id: str, number: int, depth: Depth) ->
             data += more
         return Commit(header, length, data, is_whole=True)
     commit = Commit(header, length, data, is_whole=False)
-    parts = {at: os.pread(descriptor, placed.header or 0, at) for at, placed in commit.places()}
+    parts = {at: os.pread(descriptor, placed.header, at) for at, placed in commit.places()}
     return Commit(header, length, parts, is_whole=False)
 
 

@@ -32,7 +32,7 @@ class RecordLocation(NamedTuple):
     def entry(self) -> RecordEntry:
         """Return the record without its payload."""
         if self.commit is None:
-            return RecordEntry(self._damaged(), None)
+            return RecordEntry(self._damaged())
         return self.commit.entry(self.at, self.placed)
 
     def _damaged(self) -> Record:

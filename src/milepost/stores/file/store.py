@@ -244,7 +244,7 @@ class FileStore(Runs):
             row = log.row(tail.header)
             if row.cancel is not None or fence.judge(row, append, tail.header.last) != "written":
                 return False
-            change = Change(token.run_id, log, tail, records=[(record, None) for record in records])
+            change = Change(token.run_id, log, tail, records=[*records])
             return not write(self._parts, (change,))
 
     def _claim_due(

@@ -21,7 +21,6 @@ from milepost.store import Signal
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import (
     DamagedRow,
-    Note,
     RecordEntry,
     RowFilters,
     StatusCount,
@@ -271,12 +270,12 @@ class FileTransaction(Transaction):
 
     def _added(
         self, run_id: str, sought: Sought, *, after: int = -1, before: int | None = None
-    ) -> builtins.list[tuple[Record, Note | None]]:
+    ) -> builtins.list[Record]:
         """Return the matching records that this transaction adds."""
         node_id, kinds, visit = sought
         return [
-            (record, note)
-            for record, note in self._run(run_id).records
+            record
+            for record in self._run(run_id).records
             if after < record.sequence
             and (before is None or record.sequence < before)
             and (node_id is None or record.node_id == node_id)
@@ -284,8 +283,8 @@ class FileTransaction(Transaction):
             and (visit is None or record.visit == visit)
         ]
 
-    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
-        self._run(run_id).records += [(record, note) for record in records]
+    def insert(self, run_id: str, records: Sequence[Record]) -> None:
+        self._run(run_id).records += records
 
     def put_payload(self, run_id: str, record: Record) -> None:
         with self._standing(run_id):
@@ -307,7 +306,7 @@ class FileTransaction(Transaction):
         try:
             change = self._run(run_id)
             if change.records:
-                return change.records[-1][0].sequence
+                return change.records[-1].sequence
             if change.head is not None:
                 return change.head.last
             history = self._history(run_id)
@@ -328,7 +327,7 @@ class FileTransaction(Transaction):
     ) -> builtins.list[Record]:
         sought = Sought(node_id, None if kinds is None else tuple(kinds))
         with self._standing(run_id):
-            added = [record for record, _ in self._added(run_id, sought, after=after, before=before)]
+            added = self._added(run_id, sought, after=after, before=before)
             kept = self._kept(run_id, sought, after=after, before=before, newest=newest)
             return [
                 *itertools.islice(itertools.chain(added[::-1], kept) if newest else itertools.chain(kept, added), limit)
@@ -346,8 +345,8 @@ class FileTransaction(Transaction):
     ) -> RecordEntry | None:
         sought = CHECKPOINTS._replace(node_id=node_id)
         try:
-            for record, note in reversed(self._added(run_id, sought, after=after, before=before)):
-                return RecordEntry(record._replace(payload=None), note)
+            for record in reversed(self._added(run_id, sought, after=after, before=before)):
+                return RecordEntry(record._replace(payload=None))
             for found in self._search(run_id, sought, after=after, before=before, newest=True):
                 return found.entry()
         except FileNotFoundError as exc:
@@ -368,7 +367,7 @@ class FileTransaction(Transaction):
         with self._standing(run_id):
             added = self._added(run_id, sought)
             kept = ((found.placed.kind, found.placed.visit) for found in self._search(run_id, sought, newest=True))
-            for kind, number in itertools.chain([(record.kind, record.visit) for record, _ in reversed(added)], kept):
+            for kind, number in itertools.chain([(record.kind, record.visit) for record in reversed(added)], kept):
                 visit = max(visit, number)
                 if kind == CHECKPOINT:
                     break
@@ -390,14 +389,14 @@ class FileTransaction(Transaction):
     def entries(self, run_id: str) -> builtins.list[RecordEntry]:
         with self._standing(run_id):
             return [found.entry() for found in self._search(run_id, CHECKPOINTS)] + [
-                RecordEntry(record._replace(payload=None), note) for record, note in self._added(run_id, CHECKPOINTS)
+                RecordEntry(record._replace(payload=None)) for record in self._added(run_id, CHECKPOINTS)
             ]
 
     def node_ids(self, run_id: str) -> builtins.list[str]:
         with self._standing(run_id):
             history = self._history(run_id)
             nodes = set() if history is None else history.nodes()
-            return sorted(nodes | {record.node_id for record, _ in self._added(run_id, Sought()) if record.node_id})
+            return sorted(nodes | {record.node_id for record in self._added(run_id, Sought()) if record.node_id})
 
     def remove_node(self, run_id: str, node_id: str) -> int:
         with self._standing(run_id):

@@ -20,7 +20,6 @@ from milepost.model.record import CHECKPOINT, Record
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
 from milepost.stores.base.folders import make_folder, sync_folder
-from milepost.stores.base.transaction import Note
 from milepost.stores.file.catalogue import Catalogue, Due, may_be_due
 from milepost.stores.file.commit import VERSION, Damaged, Header, Lines, encode, text_of
 from milepost.stores.file.fs import Files, Leases, read_regular, take_away
@@ -34,7 +33,6 @@ commit reads its whole first line."""
 
 _encode = msgspec.json.Encoder().encode
 
-Noted = tuple[Record, Note | None]
 Gaps = tuple[tuple[int, int], ...]
 
 
@@ -73,7 +71,7 @@ class Change:
     tail: Tail | None
     row: Row | None = None
     """The new row; None if it does not change."""
-    records: list[Noted] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     signals: list[Signal] = field(default_factory=list)
     removal: Removal | None = None
     rewritten: dict[int, tuple[int, Record]] = field(default_factory=dict)
@@ -293,9 +291,7 @@ def _rewrite(parts: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Rec
     for number in sorted({number for number, _ in rewritten.values()}):
         commit = log.load(number, "whole")
         records = [
-            (rewritten[placed.sequence][1], None)
-            if placed.sequence in rewritten
-            else (commit.record(at, placed), commit.entry(at, placed).note)
+            rewritten[placed.sequence][1] if placed.sequence in rewritten else commit.record(at, placed)
             for at, placed in commit.places()
         ]
         made = parts.files.write(encode(commit.header, Lines(records, [*commit.signals()])))
@@ -310,9 +306,7 @@ def _empty(parts: StoreParts, log: Log, removal: Removal) -> None:
         try:
             commit = log.load(number, "whole")
             left = [
-                (commit.record(at, placed), commit.entry(at, placed).note)
-                for at, placed in commit.places()
-                if placed.sequence not in removal.sequences
+                commit.record(at, placed) for at, placed in commit.places() if placed.sequence not in removal.sequences
             ]
             made = parts.files.write(encode(commit.header, Lines(left, [*commit.signals()])))
             os.replace(made, log.path(number))

@@ -20,7 +20,7 @@ from milepost.model.record import Record
 from milepost.store import Append, Release, Renewal, Token
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
-from milepost.stores.base.transaction import Note, WriteConflict, record_values
+from milepost.stores.base.transaction import WriteConflict, record_values
 from milepost.stores.postgres.connection import Frequent, Link, Preparing, pack_int
 from milepost.stores.postgres.statements import ROW_NAMES, Tables, columns_of_row
 from milepost.stores.postgres.transaction import PostgresTransaction
@@ -299,7 +299,7 @@ class Creation(PostgresTransaction):
     def add_row(self, row: Row) -> None:
         self._row_to_add = row
 
-    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+    def insert(self, run_id: str, records: Sequence[Record]) -> None:
         (record,) = records
         assert self._row_to_add is not None
         number = self._appends.create(self._link, self._row_to_add, record)

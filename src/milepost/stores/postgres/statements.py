@@ -96,15 +96,14 @@ INSERT_ROW = (
 )
 UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 26)}) WHERE id = %s"  # noqa: S608
 
-# A header that is gone, of a record without a note, must not look like a save from outside.
-_HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN ''::bytea ELSE convert_to(header, 'UTF8') END"
-ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
+_HEADER = "coalesce(convert_to(header, 'UTF8'), ''::bytea)"
+ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing"
 RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
-_INSERT_COLUMNS = "(run, sequence, kind, node_id, visit, size, packing, header, payload, note)"
-INSERT_RECORD = f"INSERT INTO {{records}} {_INSERT_COLUMNS} VALUES ({', '.join(['%s'] * 10)})"  # noqa: S608
+_INSERT_COLUMNS = "(run, sequence, kind, node_id, visit, size, packing, header, payload)"
+INSERT_RECORD = f"INSERT INTO {{records}} {_INSERT_COLUMNS} VALUES ({', '.join(['%s'] * 9)})"  # noqa: S608
 INSERT_RECORDS = f"""
 INSERT INTO {{records}} {_INSERT_COLUMNS}
-SELECT %s, sequence, kind, node_id, visit, size, packing, header, payload, %s
+SELECT %s, sequence, kind, node_id, visit, size, packing, header, payload
 FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::bytea[])
 AS given (sequence, kind, node_id, visit, size, packing, header, payload)
 """  # noqa: S608
@@ -144,9 +143,9 @@ LEFT JOIN LATERAL (
 ) AS newest ON true
 LEFT JOIN LATERAL (
     SELECT {ENTRY_COLUMNS} FROM {{records}} WHERE run = runs.id AND kind = 'checkpoint' ORDER BY sequence DESC LIMIT 1
-) AS entry (e1, e2, e3, e4, e5, e6, e7, e8) ON true
+) AS entry (e1, e2, e3, e4, e5, e6, e7) ON true
 """  # noqa: S608
-NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7, e8"
+NEWEST_COLUMNS = "newest, e1, e2, e3, e4, e5, e6, e7"
 FACTS = f"SELECT {NEWEST_COLUMNS} FROM (SELECT %s::bigint AS id) AS runs {NEWEST}"  # noqa: S608
 
 # The newest records of several runs that say how each ended: one round trip for a page of runs.

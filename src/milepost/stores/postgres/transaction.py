@@ -12,19 +12,17 @@ from itertools import chain
 from typing import Any, Unpack, get_args
 
 from milepost.model.ids import is_gone, this_process
-from milepost.model.record import CHECKPOINT, Record, format_time
+from milepost.model.record import CHECKPOINT, Record
 from milepost.store import Statement, Status
 from milepost.stores.base.fence import Row
 from milepost.stores.base.sql import SQLTransaction
 from milepost.stores.base.transaction import (
     ENDS,
     DamagedRow,
-    Note,
     RecordEntry,
     RowFilters,
     WriteConflict,
     entry_of,
-    json_text,
     record_of,
     record_values,
     row_of,
@@ -177,7 +175,7 @@ class PostgresTransaction(SQLTransaction):
         if not self._execute(TAKE, values).rowcount:
             raise WriteConflict
         if row.run_id in self._facts:
-            self._facts[row.run_id] = _with_records(*self._facts[row.run_id], (record,), None)
+            self._facts[row.run_id] = _with_records(*self._facts[row.run_id], (record,))
 
     def page(self, *, limit: int, after: str | int | None = None, **filters: Unpack[RowFilters]) -> builtins.list[Row]:
         found, values = self._found(after, limit, filters)
@@ -267,21 +265,18 @@ class PostgresTransaction(SQLTransaction):
 
     # -- records -----------------------------------------------------------------------------------
 
-    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+    def insert(self, run_id: str, records: Sequence[Record]) -> None:
         if not records:
             return
         number = self.number(run_id)
-        noted = None
-        if note is not None:
-            noted = json_text({**note._asdict(), "timestamp": format_time(note.timestamp)})
         if len(records) == 1:
-            self._execute(INSERT_RECORD, (number, *record_values(records[0]), noted))
+            self._execute(INSERT_RECORD, (number, *record_values(records[0])))
         else:
             for first in range(0, len(records), _MANY):
                 columns = zip(*map(record_values, records[first : first + _MANY]), strict=True)
-                self._execute(INSERT_RECORDS, (number, noted, *map(builtins.list, columns)))
+                self._execute(INSERT_RECORDS, (number, *map(builtins.list, columns)))
         if run_id in self._facts:
-            self._facts[run_id] = _with_records(*self._facts[run_id], records, note)
+            self._facts[run_id] = _with_records(*self._facts[run_id], records)
 
     def newest(self, run_id: str) -> int:
         return self._facts_about(run_id)[0]
@@ -337,11 +332,11 @@ def _facts_of(values: Sequence[Any]) -> tuple[int, RecordEntry | None]:
 
 
 def _with_records(
-    newest: int, checkpoint: RecordEntry | None, records: Sequence[Record], note: Note | None
+    newest: int, checkpoint: RecordEntry | None, records: Sequence[Record]
 ) -> tuple[int, RecordEntry | None]:
     """Return what `_facts_of` would return after these records were inserted."""
     for record in records:
         newest = max(newest, record.sequence)
         if record.kind == CHECKPOINT and (checkpoint is None or record.sequence > checkpoint.record.sequence):
-            checkpoint = RecordEntry(record._replace(payload=None), note)
+            checkpoint = RecordEntry(record._replace(payload=None))
     return newest, checkpoint

@@ -4,7 +4,7 @@ People see these in the `sqlite3` shell: `runs`, one row each; the view `journal
 view `checkpoints`, the newest state by run and node. Records of all runs are stored in the order in which they came. So
 records that are committed together share pages, which costs half of what a table ordered by run does.
 
-`header` is whole JSON. For a record from outside it is NULL, and `note` has what the store knows about it.
+`header` is whole JSON.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ CREATE TABLE records (
     visit INTEGER NOT NULL,
     size INTEGER NOT NULL,
     packing TEXT NOT NULL,
-    note TEXT,
     header TEXT,
     payload BLOB
 ) STRICT;
@@ -133,10 +132,12 @@ CREATE TABLE paused_schedules (
     time REAL NOT NULL,
     body BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
+"""
 
+_VIEWS = """
 CREATE VIEW journal (run_id, sequence, kind, node_id, visit, timestamp, size, header) AS
 SELECT runs.run_id, records.sequence, kind, node_id, visit,
-    json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
+    json_extract(CASE WHEN json_valid(header) THEN header END, '$.timestamp'),
     size, header
 FROM runs JOIN records ON records.run = runs.id
 ORDER BY records.run, records.sequence;
@@ -145,11 +146,10 @@ ORDER BY records.run, records.sequence;
 -- json_extract(CAST(data AS TEXT), '$.state').
 CREATE VIEW checkpoints (run_id, node_id, sequence, timestamp, data) AS
 SELECT run_id, node_id, sequence,
-    json_extract(CASE WHEN json_valid(coalesce(header, note)) THEN coalesce(header, note) END, '$.timestamp'),
+    json_extract(CASE WHEN json_valid(header) THEN header END, '$.timestamp'),
     CASE
         WHEN packing = 'verbatim' THEN payload
         WHEN packing <> '' THEN NULL
-        WHEN header IS NULL THEN payload
         WHEN payload IS NULL THEN CAST(header AS BLOB)
         ELSE CAST(substr(header, 1, length(header) - 1) || ',"state":' || CAST(payload AS TEXT) || '}' AS BLOB)
     END
@@ -179,9 +179,12 @@ _STEPS = {
     5: "ALTER TABLE runs ADD COLUMN seal TEXT NOT NULL DEFAULT '';",
     6: "CREATE INDEX IF NOT EXISTS runs_by_creation ON runs (created_at);",
     7: "CREATE TABLE IF NOT EXISTS paused_schedules (name TEXT PRIMARY KEY, time REAL NOT NULL, body BLOB NOT NULL) "
-    "STRICT, WITHOUT ROWID;",
+    "STRICT, WITHOUT ROWID;\n"
+    "DROP VIEW IF EXISTS journal;\nDROP VIEW IF EXISTS checkpoints;\nALTER TABLE records DROP COLUMN note;\n" + _VIEWS,
 }
 """For each version, the statements that turn its tables into the next version's."""
+_DROPPED = {"noteTEXT"}
+"""The definitions of columns that only older versions have."""
 
 
 def create_file(path: Path) -> None:
@@ -289,7 +292,7 @@ def prepare(connection: sqlite3.Connection, place: str, take_over: Callable[[sql
             is_old = "checkpoints" in _tables(connection)
             if is_old:
                 connection.execute("ALTER TABLE checkpoints RENAME TO checkpoints_v0")
-            _execute(connection, _TABLES + _RUN_INDEXES)
+            _execute(connection, _TABLES + _VIEWS + _RUN_INDEXES)
             if is_old:
                 take_over(connection)
         connection.execute(f"PRAGMA user_version = {VERSION}")
@@ -335,7 +338,7 @@ def _statements(script: str) -> Iterator[str]:
 def own_objects() -> dict[str, str]:
     """Return the text of each table, index, trigger and view that a store makes, by its name, without what may differ."""
     found: dict[str, str] = {}
-    for statement in _statements(_TABLES + _RUN_INDEXES):
+    for statement in _statements(_TABLES + _VIEWS + _RUN_INDEXES):
         named = re.search(r"CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", statement)
         assert named is not None
         found[named[1]] = _essence(statement[named.start() :])
@@ -420,8 +423,10 @@ def _foreign_object(connection: sqlite3.Connection, version: int) -> str | None:
         text = _essence(sql or "")
         if name in own:
             found, known = _parts(text), _parts(own[name])
-            # Before an upgrade a table lacks columns, and indexes and views are of no concern.
-            is_older = version < VERSION and (kind in {"index", "view"} or (kind == "table" and found <= known))
+            # Before an upgrade a table has other columns, and indexes and views are of no concern.
+            is_older = version < VERSION and (
+                kind in {"index", "view"} or (kind == "table" and found - _DROPPED <= known)
+            )
             is_foreign = found != known and not is_older
         else:
             is_foreign = table in own and (kind == "trigger" or text.count("(") > 1)

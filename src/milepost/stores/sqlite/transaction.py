@@ -14,14 +14,13 @@ from contextlib import suppress
 from typing import Any, Unpack, get_args
 
 from milepost.errors import OptionError, StoreError
-from milepost.model.record import Record, format_time
+from milepost.model.record import Record
 from milepost.store import Statement, Status, Token
 from milepost.stores.base.fence import Row
 from milepost.stores.base.sql import SQLTransaction
 from milepost.stores.base.transaction import (
     ENDS,
     DamagedRow,
-    Note,
     RowFilters,
     damaged_row,
     failed_statement,
@@ -153,14 +152,13 @@ _CANCELS = """
 SELECT run_id, cancel FROM json_each(?) AS given CROSS JOIN runs ON run_id = given.value WHERE cancel IS NOT NULL
 """
 
-# The cast lets a damaged header come out as bytes instead of an error of the text decoder. A header that is gone, of a
-# record without a note, must not look like a save from outside.
-_HEADER = "CASE WHEN header IS NULL AND note IS NULL THEN x'' ELSE CAST(header AS BLOB) END"
-_ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, note"
+# The cast lets a damaged header come out as bytes instead of an error of the text decoder.
+_HEADER = "coalesce(CAST(header AS BLOB), x'')"
+_ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing"
 _RECORD_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing, payload"
 _INSERT_RECORD = (
-    "INSERT INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload, note) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO records (run, sequence, kind, node_id, visit, size, packing, header, payload) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _BY_NODE = (
     "FROM records INDEXED BY records_by_node WHERE node_id <> '' AND run = ? AND sequence BETWEEN ? AND ? "
@@ -409,13 +407,10 @@ class SQLiteTransaction(SQLTransaction):
 
     # -- records -----------------------------------------------------------------------------------
 
-    def insert(self, run_id: str, records: Sequence[Record], note: Note | None = None) -> None:
+    def insert(self, run_id: str, records: Sequence[Record]) -> None:
         number = self.number(run_id)
-        noted = None
-        if note is not None:
-            noted = json_text({**note._asdict(), "timestamp": format_time(note.timestamp)})
         for record in records:
-            self._execute(_INSERT_RECORD, (number, *record_values(record), noted))
+            self._execute(_INSERT_RECORD, (number, *record_values(record)))
 
     def newest(self, run_id: str) -> int:
         found = self._execute(

@@ -1,3 +1,5 @@
+-- Every record has a header.
+ALTER TABLE records DROP COLUMN note;
 -- The last beat of each worker. It is kept for a day, and need not survive a crash.
 CREATE UNLOGGED TABLE workers (
     name text PRIMARY KEY,
