@@ -53,6 +53,7 @@ from milepost.store import (
     check_id,
     check_run_id,
 )
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.fence import Row
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.store import Runs
@@ -628,7 +629,7 @@ class Adapted(LooksOutside):
         finally:
             self._turn.release()
 
-    def _claim(self, tx: Transaction, row: Row, request: Claim, **how: Any) -> Claimed:
+    def _claim(self, tx: DecodingTransaction, row: Row, request: Claim, **how: Any) -> Claimed:
         claimed = super()._claim(tx, row, request, **how)
         if claimed.token is not None and request.live is not None:
             run_id = row.run_id

@@ -137,7 +137,7 @@ class OwnerStore(WorkerStore):
     def _read(self, op: str) -> AbstractContextManager[Transaction]:
         """Open a view of one moment. It never waits for a commit, if the backend allows that."""
 
-    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+    def _change(self, op: str, body: Callable[[DecodingTransaction], T]) -> T:
         """Run `body` in one atomic write and return its result. Try again if another writer was faster.
 
         Raise `StoreError` after `_TRIES` tries.
@@ -162,11 +162,11 @@ class OwnerStore(WorkerStore):
         )
 
     @contextmanager
-    def _reading(self, op: str) -> Iterator[Transaction]:
+    def _reading(self, op: str) -> Iterator[DecodingTransaction]:
         with self._read(op) as tx:
             yield self._guard(tx)
 
-    def _guard(self, tx: Transaction) -> Transaction:
+    def _guard(self, tx: Transaction) -> DecodingTransaction:
         """Wrap `tx` in the layer that decrypts records and makes states whole."""
         return DecodingTransaction(
             tx, self._keeper, self.seals, self._packed, self._read_ends, compressing=self.compresses_differences
@@ -246,7 +246,7 @@ class OwnerStore(WorkerStore):
         return claimed
 
     def _claim(
-        self, tx: Transaction, row: Row, request: Claim, *, worked: bool = False, gone: IsGone | None = None
+        self, tx: DecodingTransaction, row: Row, request: Claim, *, worked: bool = False, gone: IsGone | None = None
     ) -> Claimed:
         now = self.clock.time()
         state = self._state(row, now, gone)
@@ -306,7 +306,7 @@ class OwnerStore(WorkerStore):
 
         tokens: builtins.list[Token] = []
 
-        def body(tx: Transaction) -> builtins.list[tuple[Token, RunRow]]:
+        def body(tx: DecodingTransaction) -> builtins.list[tuple[Token, RunRow]]:
             claims = []
             tokens.clear()
             for row in self._due(tx, flows, limit, passed, gone):
@@ -441,12 +441,10 @@ class OwnerStore(WorkerStore):
             return tx.link(run_id, sequence)
         return ""
 
-    def _owner_record(self, tx: Transaction, run_id: str, record: Record) -> Record:
+    def _owner_record(self, tx: DecodingTransaction, run_id: str, record: Record) -> Record:
         """Return the record of a claim as the backend stores it. It covers the last record that is proven, and names the
         damaged ones after it.
         """
-        if not isinstance(tx, DecodingTransaction):
-            return self._following(tx, run_id, record)
         link, passed = tx.proven_end(run_id)
         if passed:
             text = ",".join(map(str, passed))
@@ -583,7 +581,7 @@ class OwnerStore(WorkerStore):
                 if tail and (tail[0].sequence, tail[0].kind) == (0, START):
                     point = tail.pop(0)
             after = -1 if point is None else point.sequence
-            if isinstance(tx, DecodingTransaction) and self._bases is not None:
+            if self._bases is not None:
                 # An owner that goes on from here writes its states as differences to this one.
                 base = tx.proven_base_of(run_id, after)
                 if base is not None:

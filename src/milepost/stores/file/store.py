@@ -24,6 +24,7 @@ from milepost.model.ids import is_gone
 from milepost.model.record import Record
 from milepost.store import Append, Claimed, LeaseState, Renewal, RunRow, Signal, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.fence import Row, TokenState
 from milepost.stores.base.folders import make_folders
 from milepost.stores.base.owner import IsGone
@@ -185,7 +186,7 @@ class FileStore(Runs):
     def _write(self, op: str) -> AbstractContextManager[Transaction]:
         return _Use(self, op, is_write=True, commits=True)
 
-    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+    def _change(self, op: str, body: Callable[[DecodingTransaction], T]) -> T:
         attempts = Attempts(self.place, op)
         while True:
             try:
@@ -288,7 +289,7 @@ class FileStore(Runs):
         max_crashes: int | None,
         gone: IsGone,
         tokens: builtins.list[Token],
-        tx: Transaction,
+        tx: DecodingTransaction,
     ) -> Claimed | None:
         row, now = tx.row(run_id), self.clock.time()
         if row is None or not fence.is_due(row, self._state(row, now, gone), now):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, Unpack
 from milepost.errors import StoreError
 from milepost.model.ids import SYSTEM
 from milepost.store import StoreOptions
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.store import Runs
 from milepost.stores.base.transaction import Transaction, WriteConflict
 from milepost.stores.base.workers import WorkerTables
@@ -223,7 +224,7 @@ class PostgresBackend(Runs):
 
         return PostgresTransaction(link, self._tables, self._preparing, restart, abandoned, is_write=is_write)
 
-    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+    def _change(self, op: str, body: Callable[[DecodingTransaction], T]) -> T:
         waiting = self._waiting()
         while True:
             try:

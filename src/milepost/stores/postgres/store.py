@@ -24,6 +24,7 @@ from milepost.model.ids import SYSTEM, this_process
 from milepost.model.record import ZSTD, Record, compress, unpacked_limit
 from milepost.model.seal import link_of
 from milepost.store import Append, Claim, Claimed, NewRun, Renewal, RunRow, StoreOptions, Token, Verdict
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.fence import Row, TokenState
 from milepost.stores.base.group_commit import GroupCommit
 from milepost.stores.base.owner import has_statements
@@ -305,7 +306,7 @@ class PostgresStore(PostgresBackend):
         header = None if not records else records[0].header
         return header is not None and header.startswith(new.record.header or b"\0")
 
-    def _change(self, op: str, body: Callable[[Transaction], T]) -> T:
+    def _change(self, op: str, body: Callable[[DecodingTransaction], T]) -> T:
         if op == "create":
             try:
                 return self._create_at_once(body)
@@ -313,7 +314,7 @@ class PostgresStore(PostgresBackend):
                 pass
         return super()._change(op, body)
 
-    def _create_at_once(self, body: Callable[[Transaction], T]) -> T:
+    def _create_at_once(self, body: Callable[[DecodingTransaction], T]) -> T:
         """Run `body`, which creates a run in one statement, and return its result. Raise `WriteConflict` if it exists."""
         link = self._take("create", self._connections)
         try:
