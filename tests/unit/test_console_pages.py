@@ -8,9 +8,10 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
-from console_runs import FLOWS, add, adding, make_runs, new_engine
+from console_runs import FLOWS, add, adding, make_runs, new_engine, orders
 from starlette.testclient import TestClient
 
 from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore, step, workflow
@@ -136,6 +137,27 @@ def test_the_state_before_a_failure_is_that_of_the_node_itself_if_it_comes_again
             other.run(looping, {"n": 1}, run_id="r")
         values = TestClient(console(other), base_url="http://localhost").get("/runs/r?format=json").json()
     assert 1 == values["error"]["before"]
+
+
+def test_a_fork_leads_to_its_origin_and_each_record_to_the_forks_that_begin_there(client: TestClient):
+    assert {"run_id": "failed", "sequence": 1} == client.get("/runs/fork?format=json").json()["origin"]
+    for page in ("/runs/failed", "/runs/failed/at/1"):
+        forks = client.get(f"{page}?format=json").json()["forks"]
+        assert 1 == forks["sequence"]
+        address = f"/runs?{urlencode({'tag': forks['tag']})}"
+        assert f'href="{address}"' in client.get(page).text
+        assert ["fork"] == [run["run_id"] for run in client.get(f"{address}&format=json").json()["runs"]]
+    assert client.get("/runs/failed/at/2?format=json").json()["forks"] is None
+
+
+def test_a_run_leads_to_the_forks_that_begin_with_its_corrected_state():
+    with new_engine() as engine:
+        with suppress(MilepostError):
+            engine.resume_from(orders, "failed", "add", state_override=lambda state: {**state, "n": 9})
+        engine.fork_run(orders, "failed", new_run_id="again")
+        client = TestClient(console(engine), base_url="http://localhost")
+        tag = client.get("/runs/failed?format=json").json()["forks"]["tag"]
+        assert ["again"] == [run["run_id"] for run in client.get("/runs.json", params={"tag": tag}).json()["runs"]]
 
 
 def test_a_run_leads_to_its_plan_if_the_code_of_its_flow_is_known(engine: Engine, client: TestClient):

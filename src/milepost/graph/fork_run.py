@@ -128,11 +128,18 @@ def _end(
     point = latest.point
     if point is None:
         raise NoCheckpointFoundError(run_id, None, "the run has neither a start record nor a checkpoint")
-    # Decisions since the point are copied, as a resume would keep them, unless they are about a state that is amended
-    # now. Work that failed or was begun since is left to the fork.
-    decided = {ROUTE} if run is not None and run.options.amends else {ROUTE, ITEMS, REPLY}
-    amended = [r.sequence for r in latest.tail if r.kind in decided or (r.kind == OWNER and r.payload is not None)]
-    return max((point.sequence, *amended)), point
+    is_amended = run is not None and run.options.amends
+    decided = [record.sequence for record in latest.tail if is_decision(record, is_amended=is_amended)]
+    return max((point.sequence, *decided)), point
+
+
+def is_decision(record: Record, *, is_amended: bool = False) -> bool:
+    """Return whether a record after the point is copied too, as a resume would keep it.
+
+    Decisions about a state that is amended now are not copied. Work that failed or was begun since is left to the fork.
+    """
+    decided = {ROUTE} if is_amended else {ROUTE, ITEMS, REPLY}
+    return record.kind in decided or (record.kind == OWNER and record.payload is not None)
 
 
 def _unknown(run_id: str, node_id: str, visit: int | None, run: Run | None) -> Exception:

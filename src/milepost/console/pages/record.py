@@ -9,7 +9,8 @@ from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import DeserializeStateError
-from milepost.model.record import CHECKPOINT, START, Record
+from milepost.graph.fork_run import is_decision
+from milepost.model.record import CHECKPOINT, FORKED_FROM, START, Record
 from milepost.views.journal import line_of
 from milepost.views.states import RecordedState, changes, patch_between, state_before
 from milepost.views.text import clean, size
@@ -25,7 +26,7 @@ def show_record(site: Site, asked: Asked) -> Page:
     none, or none that can be shown: then `note` says why. `against` (the number of the record that it is compared with, or
     None: unless one is asked for, states are compared with the state before them, and other values with nothing),
     `changes` (each with `sign` +, - or ~, and `text`) and `patch` (RFC 6902). `before` and `after`: the numbers of the
-    checkpoints around it, or None.
+    checkpoints around it, or None. `forks`: see `forks_of`; None if nothing ends there.
     """
     record = read_record(site, asked)
     run_id, _ = asked.ids
@@ -60,6 +61,7 @@ def show_record(site: Site, asked: Asked) -> Page:
         "patch": patch,
         "before": before[0].sequence if before else None,
         "after": after[0].sequence if after else None,
+        "forks": forks_of(run_id, record),
     }
     return Page("record.html", f"Record {record.sequence} of {run_id}", values)
 
@@ -94,6 +96,12 @@ def export_of(site: Site, asked: Asked) -> tuple[str, bytes]:
     if locked := missing_key(site.store, run_id):
         raise PageError(409, "It can't be shown", locked)
     return "run.jsonl", site.store.export(run_id)
+
+
+def forks_of(run_id: str, *records: Record | None) -> dict[str, Any] | None:
+    """Return the last of these records up to which a fork copies, and the tag by which the list finds such forks."""
+    ends = [r.sequence for r in records if r is not None and (r.kind in {START, CHECKPOINT} or is_decision(r))]
+    return {"sequence": ends[-1], "tag": f"{FORKED_FROM}={run_id}#{ends[-1]}"} if ends else None
 
 
 def _numbered(site: Site, run_id: str, sequence: int) -> Record:

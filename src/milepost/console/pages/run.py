@@ -13,7 +13,7 @@ from milepost.console.answers import Page
 from milepost.console.buttons import buttons_of
 from milepost.console.forms import inputs_of
 from milepost.console.page_errors import AnswerRefusedError
-from milepost.console.pages.record import LARGEST_STATE, shown_value
+from milepost.console.pages.record import LARGEST_STATE, forks_of, shown_value
 from milepost.console.site import Asked, Site
 from milepost.console.veil import flaws_of, missing_key
 from milepost.errors import DeserializeStateError
@@ -60,9 +60,11 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
     * `history`: `records` (newest first; each as `JournalLine` with `changed`, a text), `older` (the number to ask for
       with `before`, or None) and `before`.
     * `inputs`, `output`: recorded JSON, or None. `origin`: None, or `run_id` and `sequence` of the run that it was forked
-      from. `actions`: `sequence`, `action` and `by` of what people did. `commands.test`: the command that makes a test of the
-      run, "" if it can't be exported here. `has_plan`: whether the code of its flow is known, and it may go
-      on. `markdown`: a summary to be copied.
+      from. `forks`: None, or `sequence` of the record where the run stands and `tag` of its forks, by which the list finds
+      them; the page of each record has that of its own, and no index finds the forks of a run as a whole.
+    * `actions`: `sequence`, `action` and `by` of what people did. `commands.test`: the command that makes a test of the
+      run, "" if it can't be exported here. `has_plan`: whether the code of its flow is known, and it may go on.
+      `markdown`: a summary to be copied.
     * `flaws`: what is not shown because its record was changed, up to 5 sentences; left out if there is none.
     """
     store, (run_id,) = site.store, asked.ids
@@ -98,6 +100,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "inputs": None if locked else _inputs(site, run_id, records),
         "output": None if locked or info.status != "finished" else _output(site, run_id, view, flaws),
         "origin": _origin(info),
+        "forks": forks_of(run_id, latest.point, *latest.tail),
         "commands": {"test": ""},
         "has_plan": not locked and info.status not in _AT_REST and info.flow in site.engine.flows,
         "actions": [] if locked else [action._asdict() for action in reversed(view.actions)],
