@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -14,7 +15,8 @@ import pytest
 from console_runs import FLOWS, add, adding, make_runs, new_engine, orders
 from starlette.testclient import TestClient
 
-from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore, step, workflow
+from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore, open_store, step, workflow
+from milepost.cli import main
 from milepost.console import console
 from milepost.console.pages import HANDLERS
 from milepost.console.pages.run import show_run
@@ -211,6 +213,29 @@ def test_the_end_of_a_wait_for_a_person_is_not_told_as_the_time_when_the_run_goe
             engine.run(limited, run_id="r")
         (told,) = TestClient(console(engine), base_url="http://localhost").get("/runs/r?format=json").json()["next"]
     assert told.startswith("without an answer it goes on at ")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///runs.db", "file:runs"])
+def test_the_page_of_the_store_shows_what_doctor_finds_and_writes_nothing(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    with open_store(url) as store, Engine(store) as engine:
+        engine.run(adding, {}, run_id="r")
+    place = tmp_path / url.rpartition("/")[2].removeprefix("file:")
+    place.chmod(0o755)
+    main(["doctor", "--json", "--store", url])
+    told = json.loads(capsys.readouterr().out)["findings"]
+    with open_store(url, read_only=True) as store:
+        before = {path: path.stat().st_mtime_ns for path in place.parent.rglob("*")}
+        client = TestClient(console(store), base_url="http://localhost")
+        found = client.get("/store?format=json").json()["findings"]
+        assert before == {path: path.stat().st_mtime_ns for path in place.parent.rglob("*")}
+        assert ["note"] == [finding["verdict"] for finding in found if finding["name"].endswith(" mode")]
+        assert "chmod" in client.get("/store").text
+    free = "free space"  # others may write meanwhile
+    assert [finding for finding in found if finding["name"] != free and finding not in told] == []
+    assert free in {finding["name"] for finding in found}
 
 
 def test_each_page_that_follows_says_where_it_is(client: TestClient):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-import sqlite3
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 
 from milepost import __version__
 from milepost.cli.commands import FAILED, OK, Invocation, app_option, command
-from milepost.cli.database import Diagnosis, store_findings
+from milepost.cli.database import store_findings
 from milepost.cli.places import chosen_app, open_to_look
 from milepost.cli.targets import Runnable, found_flow, is_target, load_target
 from milepost.cli.text import print_table, to_json
@@ -23,13 +22,10 @@ from milepost.graph.status import RunStatus, read_status
 from milepost.graph.topology import Topology
 from milepost.model.info import RunInfo
 from milepost.store import Store
+from milepost.views.findings import Diagnosis, sqlite_finding
 from milepost.views.journal import is_workflow, records_of
 from milepost.views.tree import notes_of, status_document
 from milepost.workflows.definition import Workflow
-
-FIXED_SQLITE = (3, 51, 3)
-"""The first SQLite without the WAL-reset bug. Source: https://www.sqlite.org/wal.html#walresetbug"""
-OLDEST_SQLITE = (3, 35)
 
 
 @command(
@@ -130,7 +126,7 @@ def doctor(invocation: Invocation) -> int:
     findings = [
         Diagnosis("milepost", __version__),
         _python(),
-        _sqlite(),
+        sqlite_finding(),
         *store_findings(invocation),
         *_extras(),
     ]
@@ -146,19 +142,6 @@ def doctor(invocation: Invocation) -> int:
 
 def _python() -> Diagnosis:
     return Diagnosis("python", f"{platform.python_version()} ({platform.python_implementation()})")
-
-
-def _sqlite() -> Diagnosis:
-    version, found = sqlite3.sqlite_version_info, sqlite3.sqlite_version
-    if version < OLDEST_SQLITE:
-        return Diagnosis("sqlite", found, "problem", "SQLite stores need 3.35 or newer")
-    if version < FIXED_SQLITE:
-        note = (
-            "has the WAL-reset bug (before 3.51.3); milepost guards against it: no write begins in its processes while "
-            "the log is moved. Do not let other programs write to the same file"
-        )
-        return Diagnosis("sqlite", found, "note", note)
-    return Diagnosis("sqlite", found)
 
 
 def _extras() -> list[Diagnosis]:

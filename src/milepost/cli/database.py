@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import stat
-import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 import click
@@ -32,29 +28,23 @@ from milepost.cli.text import to_json
 from milepost.errors import MilepostError
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.url import shown_url
-from milepost.views.text import size
+from milepost.views.findings import (
+    Diagnosis,
+    disk_findings,
+    file_findings,
+    folder_findings,
+    server_findings,
+    unreadable,
+)
 
-# What there is to know of the place where runs are kept: a SQLite file, a folder, or a PostgreSQL server.
+# What there is to know of the place where runs are kept: a SQLite file, a folder, or a PostgreSQL server. `views.findings`
+# looks at what is there.
 #
 # Nothing is made where there is no store yet, and no password is ever shown.
 
 
-_LITTLE = 100 * 1024 * 1024
-"""Bytes of free space that are worth a word."""
-_APART = 5.0
-"""Seconds between two clocks that are worth a word."""
-_PATIENCE = 10.0
+PATIENCE = 10.0
 """Seconds for a server to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """A fact about this machine or the place of a store, and whether it is a problem."""
-
-    name: str
-    value: str
-    verdict: Literal["ok", "note", "problem"] = "ok"
-    note: str = ""
 
 
 def store_findings(invocation: Invocation) -> list[Diagnosis]:
@@ -84,11 +74,7 @@ def _file(invocation: Invocation, path: Path, source: str) -> Iterator[Diagnosis
         yield _not_yet(path)
         return
     yield from _unreadable(invocation)
-    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
-    note = "" if is_writable else "the file and its folder must be writable, for the log beside it"
-    yield Diagnosis("writable", "yes" if is_writable else "no", "ok" if is_writable else "problem", note)
-    yield _mode("file mode", path, 0o600)
-    yield _free_space(path.parent)
+    yield from file_findings(path)
 
 
 def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Diagnosis]:
@@ -96,31 +82,12 @@ def _folder(invocation: Invocation, folder: Path, source: str) -> Iterator[Diagn
     if not is_file_store(folder):
         yield _not_yet(folder)
         return
-    unreadable = list(_unreadable(invocation))  # to open it tries links and locks
-    yield from unreadable
-    if not unreadable:
+    problems = list(_unreadable(invocation))  # to open it tries links and locks
+    yield from problems
+    if not problems:
         yield Diagnosis("links and locks", "yes")
-        yield from _files(folder)
-    yield _mode("folder mode", folder, 0o700)
-    yield _free_space(folder)
-
-
-def _files(folder: Path) -> Iterator[Diagnosis]:
-    """Measure how long a durable file takes, and how far the file system's clock is from the one here."""
-    from milepost.stores.file.fs import Files
-
-    files = Files(str(folder / ".milepost" / "temporary"))
-    began, moment = time.perf_counter(), time.time()
-    try:
-        made = files.write(b"\n")
-    except OSError as exc:
-        yield Diagnosis("fsync", "no", "problem", f"a file could not be brought to the disk: {exc}")
-        return
-    duration = (time.perf_counter() - began) * 1000
-    written = Path(made).stat().st_mtime
-    files.discard(made)
-    yield Diagnosis("fsync", f"{duration:.1f} ms for a new file")
-    yield _clock(written - moment)
+        yield from disk_findings(folder)
+    yield from folder_findings(folder)
 
 
 def _not_yet(path: Path) -> Diagnosis:
@@ -135,29 +102,9 @@ def _unreadable(invocation: Invocation) -> Iterator[Diagnosis]:
     """Return the problem that keeps the store from being opened and listed, if there is one."""
     try:
         with open_to_look(invocation) as store:
-            store.list_runs(limit=1)
+            yield from unreadable(store)
     except (MilepostError, click.ClickException) as exc:
         yield Diagnosis("readable", "no", "problem", str(exc))
-
-
-def _mode(name: str, path: Path, wanted: int) -> Diagnosis:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    is_open = bool(mode & 0o077)
-    advice = f"others may use it, and states may hold secrets: chmod {wanted:o} {path}" if is_open else ""
-    return Diagnosis(name, f"{mode:04o}", "note" if is_open else "ok", advice)
-
-
-def _free_space(folder: Path) -> Diagnosis:
-    free = shutil.disk_usage(folder).free
-    is_little = free < _LITTLE
-    note = "little is left: a checkpoint that finds no space stops its run" if is_little else ""
-    return Diagnosis("free space", size(free), "note" if is_little else "ok", note)
-
-
-def _clock(ahead: float) -> Diagnosis:
-    is_apart = abs(ahead) > _APART
-    note = "leases and times of runs are those of the store's clock, which is not the one here" if is_apart else ""
-    return Diagnosis("clock", f"{ahead:+.2f} s from here", "note" if is_apart else "ok", note)
 
 
 # -- a server -------------------------------------------------------------------------------------------------
@@ -175,17 +122,14 @@ def _server(invocation: Invocation, url: str, source: str) -> Iterator[Diagnosis
     from milepost.stores.postgres.timing import CallTimer
 
     try:
-        connection = open_connection(url, _PATIENCE)
+        connection = open_connection(url, PATIENCE)
     except (MilepostError, psycopg.Error) as exc:
         yield Diagnosis(place.name, place.value, "problem", " ".join(str(exc).split()))
         return
-    with connection, CallTimer(connection.pgconn.socket, _PATIENCE):
+    with connection, CallTimer(connection.pgconn.socket, PATIENCE):
         yield Diagnosis("store", place_of(connection, SCHEMA, SCHEMA), "ok", f"named by {source}")
         try:
-            yield _server_version(connection)
-            yield _pooler(connection)
-            yield _durability(connection)
-            yield _server_clock(connection)
+            yield from server_findings(connection)
             tables = _found_tables(url)
         except (MilepostError, psycopg.Error) as exc:
             yield Diagnosis("readable", "no", "problem", " ".join(str(exc).split()))
@@ -193,11 +137,6 @@ def _server(invocation: Invocation, url: str, source: str) -> Iterator[Diagnosis
         yield tables
     if tables.verdict == "ok" and tables.value != "none":
         yield from _unreadable(invocation)
-
-
-def _server_version(connection: Any) -> Diagnosis:
-    version: int = connection.info.server_version
-    return Diagnosis("server", f"PostgreSQL {version // 10_000}.{version % 10_000}")
 
 
 def _found_tables(url: str) -> Diagnosis:
@@ -217,30 +156,6 @@ def _found_tables(url: str) -> Diagnosis:
             "tables", f"version {found}", "note", f"{needed} is needed: the next run, or milepost db migrate"
         )
     return Diagnosis("tables", f"version {found}")
-
-
-def _pooler(connection: Any) -> Diagnosis:
-    """Behind a pooler another process of the server answers than the one that the connection was opened to."""
-    (answering,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
-    if answering == connection.info.backend_pid:
-        return Diagnosis("connection", "direct")
-    note = "statements are not prepared behind it, which costs some of the speed; nothing else is lost"
-    return Diagnosis("connection", "through a pooler", "ok", note)
-
-
-def _durability(connection: Any) -> Diagnosis:
-    settings = {}
-    for name in ("fsync", "synchronous_commit", "full_page_writes"):
-        (settings[name],) = connection.execute(f"SHOW {name}", prepare=False).fetchone()
-    weak = [f"{name} = {value}" for name, value in settings.items() if value == "off"]
-    note = f"{', '.join(weak)}: what was reported saved may be gone after the server crashed" if weak else ""
-    return Diagnosis("durable", "no" if weak else "yes", "problem" if weak else "ok", note)
-
-
-def _server_clock(connection: Any) -> Diagnosis:
-    before = time.time()
-    (there,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8", prepare=False).fetchone()
-    return _clock(there - (before + time.time()) / 2)
 
 
 # -- The commands that look after a database's tables: db status, db migrate, db sql ---------------

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from milepost.console.answers import Page
 from milepost.console.site import Asked, Site
+from milepost.views.findings import findings_of
 from milepost.views.text import iso
 
 
 def show_store(site: Site, asked: Asked) -> Page:
     """Show the store.
 
-    `place`, `kind`, `facts` (`name`, `value`), and `stats`: None until asked for with `?stats=1`, as that reads
+    `place`, `kind`, `facts` (`name`, `value`), `findings` (those of `milepost doctor`: `name`, `value`, `verdict`, which is
+    ok, note or problem, and `note`), and `stats`: None until asked for with `?stats=1`, as that reads
     everything; then `runs` (numbers by status), `records`, `size` (bytes) and `oldest` (a time, or None).
     """
     store, retention = site.store, site.store.retention
@@ -27,7 +30,6 @@ def show_store(site: Site, asked: Asked) -> Page:
             "visits of a node",
             "all" if retention is None or retention.keep_last is None else f"the newest {retention.keep_last}",
         ),
-        ("checks", "milepost doctor"),
     ]
     stats: dict[str, Any] | None = None
     if asked.text("stats"):
@@ -35,6 +37,7 @@ def show_store(site: Site, asked: Asked) -> Page:
         stats = {"runs": dict(found.runs), "records": found.records, "size": found.size, "oldest": iso(found.oldest)}
     values = {
         "place": store.place,
+        "findings": [asdict(finding) for finding in findings_of(store)],
         "kind": type(store).__name__,
         "facts": [{"name": name, "value": value} for name, value in facts],
         "stats": stats,

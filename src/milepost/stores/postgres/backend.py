@@ -193,6 +193,15 @@ class PostgresBackend(Runs):
             if not may_succeed or not waiting.goes_on():
                 raise self._failure(op, error) from error
 
+    def ask_server(self, question: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """Ask the server about itself, over one of the connections and in the time of one call."""
+
+        def ask(link: Link) -> T:
+            with link.timer:
+                return question(link.connection)
+
+        return self._ask("look_at", self._connections, ask)
+
     # -- transactions ------------------------------------------------------------------------------
 
     def _begin(self, op: str, connections: Connections, mode: bytes) -> Link:
