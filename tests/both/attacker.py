@@ -23,7 +23,7 @@ __all__ = ["Attacker"]
 Change = Callable[[Record], Record]
 
 _UPDATE = """
-UPDATE {records} SET kind = {0}, node_id = {0}, visit = {0}, size = {0}, header = {0}, payload = {0}, packing = {0}, note = {0}
+UPDATE {records} SET kind = {0}, node_id = {0}, visit = {0}, size = {0}, header = {0}, payload = {0}, packing = {0}
 WHERE sequence = {0} AND run = (SELECT id FROM {runs} WHERE run_id = {0})
 """
 
@@ -71,7 +71,7 @@ class Attacker:
         elif self._kind == "file":
             for path in Path(self._path, run_id).glob("*/0*"):
                 commit = load(str(path), run_id, int(path.name), "whole")
-                records = [(commit.record(at, placed), None) for at, placed in commit.places()]
+                records = [commit.record(at, placed) for at, placed in commit.places()]
                 signals = [signal._replace(sent_at=sent_at) for signal in commit.signals()]
                 path.write_bytes(encode(commit.header, Lines(records, signals)))
         elif self._kind == "postgres":
@@ -105,8 +105,7 @@ class Attacker:
     def _change_row(self, run_id: str, sequence: int, new: Record) -> None:
         _, kind, node_id, visit, size, header, payload, packing = new
         text = None if header is None else (header + b"}").decode()
-        note = '{"timestamp":"2026-01-01T00:00:00Z"}' if header is None else None
-        values = (kind, node_id, visit, size, text, payload, packing, note, sequence, run_id)
+        values = (kind, node_id, visit, size, text, payload, packing, sequence, run_id)
         if self._kind == "postgres":
             update = _UPDATE.format("%s", records="milepost.records", runs="milepost.runs")
             with psycopg.connect(self._path) as connection:
@@ -122,7 +121,7 @@ class Attacker:
             records = [commit.record(at, placed) for at, placed in commit.places()]
             if sequence in {record.sequence for record in records}:
                 changed = [
-                    (change(record)._replace(sequence=sequence) if record.sequence == sequence else record, None)
+                    change(record)._replace(sequence=sequence) if record.sequence == sequence else record
                     for record in records
                 ]
                 path.write_bytes(encode(commit.header, Lines(changed, list(commit.signals()))))

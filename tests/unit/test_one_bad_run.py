@@ -20,6 +20,7 @@ from milepost import END, Context, Engine, Graph, SQLiteStore
 from milepost.errors import CheckpointCorruptError, StoreError
 from milepost.model.record import make_record
 from milepost.store import Release, Store
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.transaction import Transaction
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
@@ -248,7 +249,7 @@ def test_pruning_deletes_blocked_runs_that_cannot_be_read(place: Place) -> None:
 class Failing(MemoryStore):
     """Can't look at the records of `bad`."""
 
-    def _guard(self, tx: Transaction) -> Transaction:
+    def _guard(self, tx: Transaction) -> DecodingTransaction:
         newest = tx.newest
 
         def asked(run_id: str) -> int:
@@ -257,7 +258,7 @@ class Failing(MemoryStore):
             return newest(run_id)
 
         tx.newest = asked  # type: ignore[method-assign]
-        return tx
+        return super()._guard(tx)
 
 
 def test_a_run_that_cannot_be_claimed_is_named_once_and_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
