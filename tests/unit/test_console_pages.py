@@ -333,6 +333,25 @@ def test_a_page_that_began_at_a_run_that_was_deleted_begins_anew(client: TestCli
         assert values[path[1:]], path
 
 
+def test_the_list_has_where_each_run_stands_and_its_error(client: TestClient):
+    rows = {run["run_id"]: run for run in client.get("/runs?format=json").json()["runs"]}
+    assert ("price", "ValueError") == (rows["failed"]["where"], rows["failed"]["error_type"])
+    assert ("(end)", "ask", "add") == tuple(rows[run_id]["where"] for run_id in ("done", "wait", "ready"))
+    page = client.get("/runs?status=failed&flow=orders").text
+    assert '<td data-label="Where">price <small>ValueError</small></td>' in page
+
+
+def test_a_run_shows_the_code_with_which_it_began_even_if_it_was_started_by_name():
+    with new_engine() as engine:
+        Engine(engine.store).start("adding", {}, run_id="named")
+        client = TestClient(console(engine), base_url="http://localhost")
+        assert client.get("/runs/named?format=json").json()["fingerprint"] is None
+        engine.worker(FLOWS).run(until_idle=True)
+        for run_id in ("named", "done"):
+            assert adding.fingerprint == client.get(f"/runs/{run_id}?format=json").json()["fingerprint"]
+            assert adding.fingerprint[:8] in client.get(f"/runs/{run_id}").text
+
+
 def test_the_first_page_groups_failures(client: TestClient):
     groups = client.get("/?format=json").json()["failures"]
     assert ("orders", "price", "ValueError", 1) in [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from milepost.engine.matching import StoppedAfter, walk
 from milepost.errors import DeserializeStateError, RunNotFoundError, StoreError
 from milepost.executor.effects import Routine, do_asks
+from milepost.executor.journal import read_start
 from milepost.model.info import RunInfo
 from milepost.views.rows import info_document, places_at_rest, why_it_stands
 
@@ -56,6 +58,16 @@ def places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:
         return next_places(store, info)
     except (StoreError, RunNotFoundError, DeserializeStateError):
         return (info.next_node or "",)
+
+
+def fingerprint_of(store: Store, run_id: str) -> str | None:
+    """Return the fingerprint of the flow with which a run began; None if it is not recorded, or not proven."""
+    try:
+        begun = do_asks(read_start(store, run_id, partial(store.seals.check, run_id)))
+        found = None if begun is None else begun.fields().get("fingerprint")
+    except (StoreError, RunNotFoundError, DeserializeStateError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def listed_document(info: RunInfo, places: Sequence[str | None]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from milepost.console.answers import Page
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.model.info import RunInfo
+from milepost.views.rows import shown_places
 from milepost.views.runs import MOST_COUNTED, listed_document, shown_count
 from milepost.views.text import iso
 from milepost.views.workers import is_alive
@@ -95,7 +96,16 @@ def _panel(site: Site, status: str, title: str, runs: Sequence[RunInfo], count: 
 
 def run_rows(site: Site, runs: Iterable[RunInfo]) -> list[dict[str, Any]]:
     """Return runs as in the list, without reading where each goes on."""
-    return [
-        listed_document(site.veil.info(info, missing_key(site.store, info.run_id)), (info.next_node or "",))
-        for info in runs
-    ]
+    return [run_row(site, info, lambda shown: (shown.next_node or "",)) for info in runs]
+
+
+def run_row(site: Site, info: RunInfo, places_of: Callable[[RunInfo], tuple[str | None, ...]]) -> dict[str, Any]:
+    """Return a run as a row of a list.
+
+    Its row, `why` it stands where it does, `where` that is (the node that failed, else those where it waits or goes on), and
+    `error_type`, "" if there is no error.
+    """
+    shown = site.veil.info(info, missing_key(site.store, info.run_id))
+    places = places_of(shown)
+    where = shown_places([shown.error_node] if shown.error_node else places)
+    return {**listed_document(shown, places), "where": where, "error_type": shown.error_type or ""}

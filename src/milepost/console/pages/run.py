@@ -28,6 +28,7 @@ from milepost.views.graph import graph_document
 from milepost.views.journal import JournalLine, is_workflow, newest_entries
 from milepost.views.reasons import reasons_of, what_follows
 from milepost.views.rows import info_document
+from milepost.views.runs import fingerprint_of
 from milepost.views.states import StateMissingError, changed_keys, newest_state, state_path
 from milepost.views.status import LONG, RunView, recent_records, view_run
 from milepost.views.text import clean, iso
@@ -59,9 +60,10 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
     * `timeline`: what `views.timeline.Timeline` has, as JSON.
     * `history`: `records` (newest first; each as `JournalLine` with `changed`, a text), `older` (the number to ask for
       with `before`, or None) and `before`.
-    * `inputs`, `output`: recorded JSON, or None. `origin`: None, or `run_id` and `sequence` of the run that it was forked
-      from. `forks`: None, or `sequence` of the record where the run stands and `tag` of its forks, by which the list finds
-      them; the page of each record has that of its own, and no index finds the forks of a run as a whole.
+    * `fingerprint`: that of the flow with which the run began, or None. `inputs`, `output`: recorded JSON, or None.
+    * `origin`: None, or `run_id` and `sequence` of the run that it was forked from. `forks`: None, or `sequence` of the
+      record where the run stands and `tag` of its forks, by which the list finds them; the page of each record has that of
+      its own, and no index finds the forks of a run as a whole.
     * `actions`: `sequence`, `action` and `by` of what people did. `commands.test`: the command that makes a test of the
       run, "" if it can't be exported here. `has_plan`: whether the code of its flow is known, and it may go on.
       `markdown`: a summary to be copied.
@@ -97,6 +99,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
         "table": {"columns": list(columns), "rows": cells},
         "timeline": timeline_of(view, records, site.now, to_scale=asked.text("scale") == "true"),
         "history": _history(site, asked, locked),
+        "fingerprint": None if locked else fingerprint_of(store, run_id),
         "inputs": None if locked else _inputs(site, run_id, records),
         "output": None if locked or info.status != "finished" else _output(site, run_id, view, flaws),
         "origin": _origin(info),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from milepost.console.answers import Page
 from milepost.console.page_errors import PageError
+from milepost.console.pages.home import run_row
 from milepost.console.site import Asked, Site
-from milepost.console.veil import missing_key
 from milepost.errors import RunNotFoundError
-from milepost.model.info import RunInfo
 from milepost.options import BulkFilters
-from milepost.views.runs import STATUSES, find_runs, listed_document, places_of
+from milepost.views.runs import STATUSES, find_runs, places_of
 
 PAGE = 50
 DELETED = "the run at which this page began was deleted: these are the newest"
@@ -29,8 +29,8 @@ _TIMES = {"created_after": "created_after", "created_before": "created_before"}
 def list_runs(site: Site, asked: Asked) -> Page:
     """List the newest runs that match.
 
-    `filters` has each filter as it was given; `statuses` all statuses, each with `is_chosen`; `runs` the rows; `older` the
-    query of the next page (None: there is none); `note` a sentence about the search, or "".
+    `filters` has each filter as it was given; `statuses` all statuses, each with `is_chosen`; `runs` the rows (see
+    `run_row`); `older` the query of the next page (None: there is none); `note` a sentence about the search, or "".
     """
     filters = read_filters(asked)
     note = ""
@@ -48,16 +48,11 @@ def list_runs(site: Site, asked: Asked) -> Page:
     values = {
         "filters": shown_filters(asked),
         "statuses": [{"name": name, "is_chosen": name in chosen} for name in STATUSES],
-        "runs": [_row(site, info) for info in page],
+        "runs": [run_row(site, info, partial(places_of, site.store)) for info in page],
         "older": None if after is None else {**shown_filters(asked), "after": after},
         "note": note,
     }
     return Page("runs.html", "Runs", values)
-
-
-def _row(site: Site, info: RunInfo) -> dict[str, Any]:
-    shown = site.veil.info(info, missing_key(site.store, info.run_id))
-    return listed_document(shown, places_of(site.store, shown))
 
 
 def shown_filters(asked: Asked) -> dict[str, Any]:
