@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -357,6 +357,23 @@ def test_the_first_page_groups_failures(client: TestClient):
     assert ("orders", "price", "ValueError", 1) in [
         (group["flow"], group["node_id"], group["error_type"], group["count"]) for group in groups
     ]
+
+
+def test_groups_of_failures_stand_beside_the_code_of_their_runs_and_of_the_workers():
+    with new_engine() as engine:
+        now = datetime.fromtimestamp(engine.store.clock.time(), UTC)
+        for number, code in enumerate((orders.fingerprint, "e" * 64, "e" * 64)):
+            began = now + timedelta(minutes=number)
+            flows = {"orders": code, "other": "f" * 64}
+            engine.store.beat(WorkerInfo(f"w-{number}", "host", 7, began, now, flows, 1, 0, {}, ()))
+        client = TestClient(console(engine), base_url="http://localhost")
+        groups = {group["flow"]: group for group in client.get("/?format=json").json()["failures"]}
+        assert orders.fingerprint == groups["orders"]["fingerprint"]
+        assert [("e" * 64, "01"), (orders.fingerprint, "00")] == [
+            (code["fingerprint"], code["since"][14:16]) for code in groups["orders"]["code"]
+        ]
+        assert [] == groups["paying"]["code"]
+        assert f"began with <code>{orders.fingerprint[:8]}" in client.get("/").text
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,12 @@ def worker_note(workers: Sequence[WorkerInfo] | None, flow: str, now: datetime) 
     if not alive:
         return f"no worker has beaten in the last {FRESH.seconds} s: nobody takes it"
     return f"no worker that beats has flow {flow!r}: nobody takes it"
+
+
+def code_of_workers(workers: Sequence[WorkerInfo] | None, flow: str) -> list[tuple[str, datetime]]:
+    """Return the fingerprints that workers have of a flow, each since the first of them began; the newest code first."""
+    began: dict[str, datetime] = {}
+    for worker in workers or ():
+        if (fingerprint := worker.flows.get(flow)) is not None:
+            began[fingerprint] = min(worker.started, began.get(fingerprint, worker.started))
+    return sorted(began.items(), key=lambda code: code[1], reverse=True)

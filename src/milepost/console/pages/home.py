@@ -11,13 +11,16 @@ from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.model.info import RunInfo
 from milepost.views.rows import shown_places
-from milepost.views.runs import MOST_COUNTED, listed_document, shown_count
+from milepost.views.runs import MOST_COUNTED, fingerprint_of, listed_document, shown_count
 from milepost.views.text import iso
-from milepost.views.workers import is_alive
+from milepost.views.workers import code_of_workers, is_alive
 
 READ = 500
 RECENT = 200
 FIRST = 5
+MOST_READ = 20
+"""The number of groups of failures of which a record is read."""
+MOST_CODE = 3
 UNTAKEN = timedelta(seconds=60)
 
 
@@ -25,7 +28,9 @@ def show_home(site: Site, asked: Asked) -> Page:
     """Show what needs a person.
 
     `failures`: groups of the newest 500 failed runs, each with `flow`, `node_id`, `error_type`, `count`, `first` and `last`
-    (times), `newest` (a run id), and `filters` (the query of the list that shows them). `failed`: the bounded count of all.
+    (times), `newest` (a run id), `filters` (the query of the list that shows them), `fingerprint` (of the code with which
+    the newest began; None: not known, or not among the first 20 groups), and `code`: what workers have of the flow now, the
+    newest first, each with `fingerprint` and `since` (when the first of them began). `failed`: the bounded count of all.
     `panels`: blocked, dead, ready (longer than 60 s), each with `status`, `title`, `count` (a text: "12" or "1000+") and
     `runs` (up to 5, as in the list; of the blocked ones those among the newest 200 runs). `refused`: `run_id` and
     `reason` of those that workers leave to other code. `waits`: `count`, and of the newest 200 that wait those for a signal,
@@ -47,7 +52,7 @@ def show_home(site: Site, asked: Asked) -> Page:
         _panel(site, "ready", "Ready for a minute and not taken", due[:FIRST], shown_count(len(due))),
     ]
     values = {
-        "failures": failures_of(failed),
+        "failures": _with_code(site, failures_of(failed)),
         "failed": counted(site, status="failed"),
         "panels": panels,
         "refused": _refused(site),
@@ -75,6 +80,16 @@ def failures_of(failed: Iterable[RunInfo]) -> list[dict[str, Any]]:
         for (flow, node_id, error_type), runs in groups.items()
     ]
     return sorted(found, key=lambda group: str(group["last"]), reverse=True)
+
+
+def _with_code(site: Site, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to groups of failures what is known of the code: that of the newest run, and that of the workers."""
+    workers = site.store.workers()
+    for place, group in enumerate(groups):
+        group["fingerprint"] = fingerprint_of(site.store, group["newest"]) if place < MOST_READ else None
+        code = code_of_workers(workers, group["flow"])[:MOST_CODE]
+        group["code"] = [{"fingerprint": fingerprint, "since": iso(since)} for fingerprint, since in code]
+    return groups
 
 
 def counted(site: Site, **filters: Any) -> str:
