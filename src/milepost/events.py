@@ -5,14 +5,17 @@ from __future__ import annotations
 from milepost.model.events import (
     AttemptFailed,
     CheckpointFailed,
-    CheckpointSaved,
     Emitted,
     Event,
+    NodeOverdue,
+    Progress,
+    UnrecordedEvent,
+)
+from milepost.model.lifecycle import (
+    CheckpointSaved,
     EventsMissed,
     NodeCompleted,
-    NodeOverdue,
     NodeStarted,
-    Progress,
     RollbackCompleted,
     RunBlocked,
     RunCompleted,
@@ -20,7 +23,6 @@ from milepost.model.events import (
     RunWaiting,
     StepCompleted,
     StepStarted,
-    UnrecordedEvent,
     WorkflowCompleted,
     WorkflowStarted,
 )

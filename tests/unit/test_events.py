@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from milepost import events
 from milepost.events import (
     AttemptFailed,
     Event,
@@ -17,7 +18,6 @@ from milepost.events import (
     RunCompleted,
     RunWaiting,
 )
-from milepost.model import events
 from milepost.model.info import Wait
 from milepost.model.reports import ResumeInfo, ResumePlan, RunResult
 from milepost.testing.tables import for_each

@@ -61,7 +61,7 @@ def _handled_by(handler: logging.Handler, level: int) -> Iterator[None]:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Return whether a log record is not one of an event, since the command shows events itself."""
-    from milepost.drivers.base import log as log_event  # which most commands need as little as they log
+    from milepost.model.events import log as log_event  # which most commands need as little as they log
 
     return record.pathname != log_event.__code__.co_filename
 

@@ -24,7 +24,8 @@ from milepost.cli.text import fit_screen, pretty, to_json
 from milepost.cli.values import read_pairs
 from milepost.engine.engine import Engine
 from milepost.errors import NodeError, RunSuspended, StepError, WorkflowError
-from milepost.model.events import Event, RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
+from milepost.model.events import Event
+from milepost.model.lifecycle import RunCompleted, RunStarted, WorkflowCompleted, WorkflowStarted
 from milepost.model.reports import ResumePlan, RunResult
 from milepost.model.results import WorkflowResult
 from milepost.views.events import recorded

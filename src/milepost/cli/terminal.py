@@ -17,13 +17,11 @@ from rich.text import Text
 
 from milepost.cli.text import STYLES, drawn_table, fact_lines, styles_of
 from milepost.errors import DeserializeStateError
-from milepost.model.events import (
-    AttemptFailed,
-    CheckpointFailed,
-    Event,
+from milepost.model.events import AttemptFailed, CheckpointFailed, Event, Progress
+from milepost.model.info import RunInfo
+from milepost.model.lifecycle import (
     NodeCompleted,
     NodeStarted,
-    Progress,
     RollbackCompleted,
     RunBlocked,
     RunCompleted,
@@ -33,7 +31,6 @@ from milepost.model.events import (
     WorkflowCompleted,
     status_of,
 )
-from milepost.model.info import RunInfo
 from milepost.model.record import CHECKPOINT, Record
 from milepost.views.events import line_of, progress_text, step_of, visit_of
 from milepost.views.status import RunView

@@ -22,21 +22,7 @@ from milepost.executor.effects import (
     Hold,
     LeaseView,
 )
-from milepost.model.events import (
-    AttemptFailed,
-    CheckpointFailed,
-    Event,
-    Hook,
-    NodeOverdue,
-    RunBlocked,
-    RunCompleted,
-    RunStarted,
-    RunWaiting,
-    WorkflowCompleted,
-    WorkflowStarted,
-    notify,
-    sentence,
-)
+from milepost.model.events import Event, Hook, NodeOverdue, log, notify
 from milepost.model.ids import Clock
 
 logger = logging.getLogger("milepost")
@@ -52,12 +38,6 @@ No wait is longer than this, so that Ctrl-C is noticed. Python would notice a si
 without a time limit only after that wait.
 """
 
-_LEVELS: dict[type[Event], int] = {
-    **dict.fromkeys((AttemptFailed, CheckpointFailed, NodeOverdue, RunBlocked), logging.WARNING),
-    **dict.fromkeys((RunStarted, RunCompleted, RunWaiting, WorkflowStarted, WorkflowCompleted), logging.INFO),
-}
-"""The log level of events; DEBUG for the others."""
-
 
 class StreamClosed(BaseException):
     """The signal to the core that the consumer of a stream has gone: the run stops at a durable point."""
@@ -66,15 +46,6 @@ class StreamClosed(BaseException):
 def is_logged() -> bool:
     """Return whether the log takes events. If it does not, and nobody else listens, no event needs to be made."""
     return logger.isEnabledFor(logging.INFO)
-
-
-def log(event: Event) -> None:
-    """Log an event as one record: WARNING for failures, INFO for a run, DEBUG for the rest."""
-    level = _LEVELS.get(type(event), logging.DEBUG)
-    if logger.isEnabledFor(level):
-        node_id = getattr(event, "node_id", None) or getattr(event, "step_name", None)
-        extra = {"run_id": event.run_id, "node_id": node_id}
-        logger.log(level, "%s", sentence(event), extra=extra)
 
 
 class Driver:

@@ -16,7 +16,8 @@ from milepost.executor.chronicle import Chronicle
 from milepost.executor.effects import Routine, Sleep, ask
 from milepost.executor.resume import await_change
 from milepost.executor.run import Run
-from milepost.model.events import Event, EventsMissed
+from milepost.model.events import Event
+from milepost.model.lifecycle import EventsMissed
 from milepost.model.live import LiveEvent, LiveOrder, Missed, Place
 from milepost.model.live_bodies import event_of
 from milepost.model.record import START, Record, origins_of, parse_time

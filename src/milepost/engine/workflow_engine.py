@@ -19,8 +19,9 @@ from milepost.engine.authorize import Authorize
 from milepost.engine.engine import Engine
 from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended, shown
 from milepost.executor.checks import ResumeRequest
-from milepost.model.events import Event, Hook, WorkflowCompleted
+from milepost.model.events import Event, Hook
 from milepost.model.ids import Clock
+from milepost.model.lifecycle import WorkflowCompleted
 from milepost.model.results import WorkflowResult
 from milepost.options import EngineOptions, merge_options
 from milepost.store import ENDED

@@ -17,7 +17,7 @@ from milepost.executor.context import Context
 from milepost.executor.effects import OVERDUE_GRACE, Call, Emit, Routine, Sleep
 from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run
-from milepost.model.events import AttemptFailed, CheckpointFailed, CheckpointSaved
+from milepost.model.events import AttemptFailed, CheckpointFailed
 from milepost.model.failure import contained, describe, first_line
 from milepost.model.record import Record
 from milepost.model.retry import Retry
@@ -287,6 +287,8 @@ def announce_failure(run: Run, context: Context[Any], error: BaseException, retr
 
 def announce_checkpoint(run: Run, checkpoint: Record) -> Emit:
     """Make the event of a checkpoint that was written."""
+    from milepost.model.lifecycle import CheckpointSaved
+
     return Emit(
         CheckpointSaved(
             run_id=run.run_id,

@@ -12,9 +12,16 @@ from milepost.errors import CheckpointCorruptError, DeserializeStateError, Milep
 from milepost.executor.flow import Flow, codec_at
 from milepost.executor.history_values import StepRecord, parent_of, refused_answer, wait_of
 from milepost.model.beginning import BEGIN, is_incomplete
-from milepost.model.events import (
-    AttemptFailed,
-    Event,
+from milepost.model.events import AttemptFailed, Event
+from milepost.model.failure import (
+    first_line,
+    is_branch_error,
+    recorded_branch_error,
+    recorded_error,
+    recorded_step_error,
+)
+from milepost.model.info import Wait
+from milepost.model.lifecycle import (
     NodeCompleted,
     RollbackCompleted,
     RunBlocked,
@@ -25,14 +32,6 @@ from milepost.model.events import (
     WorkflowCompleted,
     WorkflowStarted,
 )
-from milepost.model.failure import (
-    first_line,
-    is_branch_error,
-    recorded_branch_error,
-    recorded_error,
-    recorded_step_error,
-)
-from milepost.model.info import Wait
 from milepost.model.record import (
     CHECKPOINT,
     CONTINUE,

@@ -36,8 +36,9 @@ from milepost.model.failure import describe
 
 if TYPE_CHECKING:
     from milepost.executor.context import Context
-    from milepost.model.events import Event, NodeStarted, StepStarted
+    from milepost.model.events import Event
     from milepost.model.executors import ExecutorLike
+    from milepost.model.lifecycle import NodeStarted, StepStarted
     from milepost.store import Append, Release, Store, Token
 
 

@@ -29,7 +29,6 @@ from milepost.errors import (
 from milepost.executor.effects import Emit, Routine, Sleep, ask
 from milepost.executor.flow import WaitWork
 from milepost.executor.history_values import OpenWait, PendingRecord, refused_answer, wait_of
-from milepost.model.events import RunWaiting
 from milepost.model.failure import contained, describe
 from milepost.model.failure import place as say_where
 from milepost.model.record import REPLY, WAIT, as_posix, format_time, parse_time
@@ -427,6 +426,8 @@ def park(run: Run, waits: tuple[OpenWait, ...]) -> Routine[bool]:
     run.status = "waiting"
     run.progress.open_waits = {wait.wait.wait_id: wait for wait in ordered}
     if run.is_listening:
+        from milepost.model.lifecycle import RunWaiting
+
         for wait, *_ in ordered:
             yield Emit(
                 RunWaiting(

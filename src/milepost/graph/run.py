@@ -18,7 +18,6 @@ from milepost.executor.run import Run
 from milepost.graph import resume as finding
 from milepost.graph.checks import ExaminedRun, refusal_of
 from milepost.graph.walker import Walker
-from milepost.model.events import RunCompleted, RunStarted
 from milepost.model.failure import is_branch_error, recorded_branch_error, recorded_error
 from milepost.model.record import FAILURE, OWNER, REPLY, WAIT, Record, format_time
 from milepost.model.reports import RunResult
@@ -27,6 +26,7 @@ from milepost.store import Release, RunRow, RunSnapshot, Store
 
 if TYPE_CHECKING:
     from milepost.model.info import Wait
+    from milepost.model.lifecycle import RunCompleted, RunStarted
 
 
 class NodeRun(Run):
@@ -194,6 +194,8 @@ class NodeRun(Run):
         )
 
     def _started(self, began_with: Any) -> RunStarted:
+        from milepost.model.lifecycle import RunStarted
+
         return RunStarted(
             run_id=self.run_id,
             timestamp=self.options.clock.time(),
@@ -203,6 +205,8 @@ class NodeRun(Run):
         )
 
     def _completed(self, result: RunResult[Any] | None, error: BaseException | None) -> RunCompleted:
+        from milepost.model.lifecycle import RunCompleted
+
         clock = self.options.clock
         return RunCompleted(
             run_id=self.run_id,

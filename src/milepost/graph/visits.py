@@ -26,12 +26,12 @@ from milepost.executor.effects import Alone, Call, Routine
 from milepost.executor.flow import END, Function, Part, Router, Unit, Whole
 from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run, complete
-from milepost.model.events import NodeCompleted, NodeStarted
 from milepost.model.failure import describe, place
 from milepost.model.record import REPLACED
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker
+    from milepost.model.lifecycle import NodeCompleted, NodeStarted
 
 
 class NodeOutcome(msgspec.Struct, eq=False):
@@ -235,6 +235,8 @@ class NodeVisit(UnitVisit):
 
     def begin(self, context: Context[Any]) -> NodeStarted:
         """Make the event of an attempt that begins."""
+        from milepost.model.lifecycle import NodeStarted
+
         return NodeStarted(
             run_id=self.run.run_id,
             timestamp=self.run.options.clock.time(),
@@ -245,6 +247,8 @@ class NodeVisit(UnitVisit):
 
     def end(self, outcome: AttemptOutcome) -> NodeCompleted:
         """Make the event of the visit's end."""
+        from milepost.model.lifecycle import NodeCompleted
+
         data, after, decode = self.data, outcome.value.state, self.walker.flow.codec.decode
         return NodeCompleted(
             run_id=self.run.run_id,

@@ -1,50 +1,22 @@
-"""The events of a run, the hooks that receive them, and their sentences for the log.
+"""The events that tell of failures, and the live ones that no record tells; the base of all events, hooks, and the log.
 
 An event reaches its consumer after the change that it reports is durable; only those that no record tells are live,
-such as `Progress` and `Emitted`. `timestamp` is POSIX seconds, durations are milliseconds. `state` and `result` of a
-completed node are decoded on access, so that an event whose state nobody reads costs no decoding.
+such as `Progress` and `Emitted`. `timestamp` is POSIX seconds, durations are milliseconds.
+
+The events here are made by runs that nobody listens to as well. `model/lifecycle.py` has the others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from milepost.errors import escaped
 from milepost.model.failure import contained, describe, error_of
-from milepost.model.reports import Report, ResumeInfo, RunResult, plain_fields
-
-__all__ = [
-    "AttemptFailed",
-    "CheckpointFailed",
-    "CheckpointSaved",
-    "Emitted",
-    "Event",
-    "EventsMissed",
-    "Hook",
-    "NodeCompleted",
-    "NodeOverdue",
-    "NodeStarted",
-    "Progress",
-    "RollbackCompleted",
-    "RunBlocked",
-    "RunCompleted",
-    "RunStarted",
-    "RunWaiting",
-    "StepCompleted",
-    "StepStarted",
-    "UnrecordedEvent",
-    "WorkflowCompleted",
-    "WorkflowStarted",
-    "notify",
-    "sentence",
-    "status_of",
-    "surround",
-]
-
+from milepost.model.reports import Report, plain_fields
 
 # -- The events of a run, as values that hooks and streams receive ---------------------------------
 
@@ -56,6 +28,9 @@ class Event(Report):
     `sequence` is the number of the record that reports the event, if the event was read from a journal.
     """
 
+    _level: ClassVar[int] = logging.DEBUG
+    """The level of the event in the log: WARNING for failures, INFO for a run."""
+
     run_id: str
     timestamp: float
     sequence: int | None = None
@@ -64,115 +39,19 @@ class Event(Report):
         """Return the event as a dict of plain values."""
         return {"event": type(self).__name__, **plain_fields(self)}
 
+    def _sentence(self) -> str:
+        """Describe the event in one line, for the log."""
+        return f"run {self.run_id!r}: {self._text()}"
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class RunStarted(Event):
-    """A verb begins to run `flow`. `input` is the state that it begins with; `resumed` is None on a first start."""
-
-    flow: str
-    input: Any
-    resumed: ResumeInfo | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class NodeStarted(Event):
-    """An attempt of a node is about to be called. A hook may return a context manager to surround the call."""
-
-    node_id: str
-    visit: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class NodeCompleted(Event):
-    """A node has returned and, with a store, its checkpoint is durable."""
-
-    node_id: str
-    visit: int
-    attempt: int
-    next_node: str | None
-    duration_ms: float
-    outcome: str = "succeeded"
-    _load: Callable[[], Any] = field(repr=False, compare=False)
-
-    @property
-    def state(self) -> Any:
-        """The state after the node; a copy of the caller's own if the run has a store."""
-        return self._load()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the event as a dict of plain values, without its state."""
-        return {"event": type(self).__name__, **plain_fields(self)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class RunCompleted(Event):
-    """A verb has ended; `status` is the status of the run."""
-
-    flow: str
-    status: str
-    result: RunResult[Any] | None
-    total_duration_ms: float
-    degraded: bool = False
-    missed: tuple[str, ...] = ()
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class WorkflowStarted(Event):
-    """A verb begins to run a workflow, or to go on with it: `resumed` is None on a first start."""
-
-    workflow_name: str
-    inputs: Mapping[str, Any]
-    resumed: ResumeInfo | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class StepStarted(Event):
-    """An attempt of a step begins. A hook may return a context manager to surround the call.
-
-    `step_name` is the step's id: `outer/inner` for a step inside another.
-    """
-
-    step_name: str
-    step_type: str
-    attempt: int = 1
-    visit: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class StepCompleted(Event):
-    """A step has ended and, with a store, its result is durable. `outcome` as in `StepResult`."""
-
-    step_name: str
-    step_type: str
-    success: bool
-    duration_ms: float
-    outcome: str = "succeeded"
-    _load: Callable[[], Any] = field(repr=False, compare=False)
-
-    @property
-    def result(self) -> Any:
-        """The `StepResult`."""
-        return self._load()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class WorkflowCompleted(Event):
-    """A verb has ended; `result` is a `WorkflowResult`."""
-
-    workflow_name: str
-    success: bool
-    result: Any
-    total_duration_ms: float
-    degraded: bool = False
-    missed: tuple[str, ...] = ()
-    error: BaseException | None = None
+    def _text(self) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class AttemptFailed(Event):
     """An attempt of a node failed. `retry_in` is the seconds until the next attempt, None if there is none."""
+
+    _level: ClassVar[int] = logging.WARNING
 
     node_id: str
     visit: int
@@ -180,48 +59,23 @@ class AttemptFailed(Event):
     error: BaseException
     retry_in: float | None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class CheckpointSaved(Event):
-    """A checkpoint is durable. `size` is the size of its uncompressed state in bytes."""
-
-    node_id: str
-    sequence: int
-    size: int
+    def _text(self) -> str:
+        then = "no further attempt" if self.retry_in is None else f"again in {self.retry_in:.1f} s"
+        return f"attempt {self.attempt} of node {self.node_id!r} failed: {describe(self.error)}; {then}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class CheckpointFailed(Event):
     """A checkpoint could not be encoded or written; `op` is encode or append."""
 
+    _level: ClassVar[int] = logging.WARNING
+
     node_id: str
     op: str
     error: BaseException
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class RunWaiting(Event):
-    """A node waits for a signal or a time; `reason` says why a reply was refused, or is empty."""
-
-    node_id: str
-    wait: Any
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class RunBlocked(Event):
-    """A bug in the workflow's own code holds the run, which waits for the code to be mended; `error` is that bug."""
-
-    reason: str
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class RollbackCompleted(Event):
-    """A rollback has ended; `error` is None when it succeeded."""
-
-    step_name: str
-    error: BaseException | None = None
+    def _text(self) -> str:
+        return f"checkpoint of node {self.node_id!r} not saved ({self.op}): {describe(self.error)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
@@ -244,6 +98,11 @@ class UnrecordedEvent(Event):
 class NodeOverdue(UnrecordedEvent):
     """A sync node still runs after its timeout; it cannot be stopped, and its late result is discarded."""
 
+    _level: ClassVar[int] = logging.WARNING
+
+    def _text(self) -> str:
+        return f"node {self.node_id!r} goes on after its timeout; its result will be discarded"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
 class Progress(UnrecordedEvent):
@@ -252,6 +111,10 @@ class Progress(UnrecordedEvent):
     done: float
     total: float | None = None
     message: str = ""
+
+    def _text(self) -> str:
+        total = f" of {self.total:g}" if self.total is not None else ""
+        return f"node {self.node_id!r}: {self.done:g}{total} {self.message}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
@@ -266,13 +129,8 @@ class Emitted(UnrecordedEvent):
     data: Any = None
     omitted: str = ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
-class EventsMissed(Event):
-    """A number of events that no record tells did not reach this reader: it came too late, or they were lost."""
-
-    count: int
-    epoch: int
+    def _text(self) -> str:
+        return f"node {self.node_id!r} tells {self.name!r}"
 
 
 # -- Hooks: plain callables that get each event of a run -------------------------------------------
@@ -302,6 +160,15 @@ def _escape(record: logging.LogRecord) -> bool:
 
 
 logger.addFilter(_escape)
+
+
+def log(event: Event) -> None:
+    """Log an event as one record: WARNING for failures, INFO for a run, DEBUG for the rest."""
+    level = event._level
+    if logger.isEnabledFor(level):
+        node_id = getattr(event, "node_id", None) or getattr(event, "step_name", None)
+        extra = {"run_id": event.run_id, "node_id": node_id}
+        logger.log(level, "%s", event._sentence(), extra=extra)
 
 
 def notify(hooks: Sequence[Hook], event: Event) -> list[AbstractContextManager[Any]]:
@@ -345,83 +212,3 @@ def _harmless_exit(manager: AbstractContextManager[Any], run_id: str) -> Callabl
         return False
 
     return leave
-
-
-# -- Events as sentences, for the log --------------------------------------------------------------
-
-
-def sentence(event: Event) -> str:
-    """Describe an event in one line."""
-    match event:
-        case RunStarted():
-            how = "starts"
-            if event.resumed is not None:
-                info = event.resumed
-                skipped = f" (skipped: {', '.join(info.skipped)})" if info.skipped else ""
-                how = f"goes on at {info.next_node!r} after record {info.sequence}{skipped}"
-            text = f"run {event.run_id!r} of flow {event.flow!r} {how}"
-        case WorkflowStarted():
-            text = f"run {event.run_id!r} of flow {event.workflow_name!r} {_workflow_begins(event)}"
-        case NodeStarted():
-            text = f"node {event.node_id!r} starts: visit {event.visit}, attempt {event.attempt}"
-        case NodeCompleted():
-            text = f"node {event.node_id!r} completed in {event.duration_ms:.1f} ms, next {event.next_node!r}"
-        case StepStarted():
-            text = f"{event.step_type} step {event.step_name!r} starts: visit {event.visit}, attempt {event.attempt}"
-        case StepCompleted():
-            text = f"{event.step_type} step {event.step_name!r} {event.outcome} in {event.duration_ms:.1f} ms"
-        case AttemptFailed():
-            then = "no further attempt" if event.retry_in is None else f"again in {event.retry_in:.1f} s"
-            text = f"attempt {event.attempt} of node {event.node_id!r} failed: {describe(event.error)}; {then}"
-        case CheckpointSaved():
-            text = f"checkpoint {event.sequence} of node {event.node_id!r} saved: {event.size} bytes"
-        case CheckpointFailed():
-            text = f"checkpoint of node {event.node_id!r} not saved ({event.op}): {describe(event.error)}"
-        case NodeOverdue():
-            text = f"node {event.node_id!r} goes on after its timeout; its result will be discarded"
-        case Progress():
-            total = f" of {event.total:g}" if event.total is not None else ""
-            text = f"node {event.node_id!r}: {event.done:g}{total} {event.message}".rstrip()
-        case Emitted():
-            text = f"node {event.node_id!r} tells {event.name!r}"
-        case EventsMissed():
-            text = f"{event.count} live events of epoch {event.epoch} did not arrive"
-        case RunWaiting():
-            what = "a time" if event.wait.signal is None else f"signal {event.wait.signal!r}"
-            until = "" if event.wait.wake_at is None else f" until {event.wait.wake_at.isoformat()}"
-            # The reason of a refusal quotes the payload, which belongs in the store and not in a log.
-            refused = "; the newest answer was refused" if event.reason else ""
-            text = f"waits at {event.wait.wait_id!r} for {what}{until}{refused}"
-        case RunBlocked():
-            text = f"blocked: {event.reason}"
-        case RollbackCompleted():
-            failed = "" if event.error is None else f", and that failed: {describe(event.error)}"
-            text = f"step {event.step_name!r} is rolled back{failed}"
-        case RunCompleted() | WorkflowCompleted():
-            flow = event.flow if isinstance(event, RunCompleted) else event.workflow_name
-            why = f": {describe(event.error)}" if event.error is not None and status_of(event) != "waiting" else ""
-            text = f"run {event.run_id!r} of flow {flow!r} is {status_of(event)} after {event.total_duration_ms:.1f} ms{why}"
-        case _:
-            text = str(event)
-    names_run = isinstance(event, (RunStarted, RunCompleted, WorkflowStarted, WorkflowCompleted))
-    return text if names_run else f"run {event.run_id!r}: {text}"
-
-
-def status_of(event: RunCompleted | WorkflowCompleted) -> str:
-    """Return the status of the run at the end of a verb."""
-    if isinstance(event, RunCompleted):
-        return event.status
-    if event.result is not None:
-        return str(event.result.status)
-    return "finished" if event.success else "failed"
-
-
-def _workflow_begins(event: WorkflowStarted) -> str:
-    info = event.resumed
-    if info is None:
-        return "starts"
-    if info.already_completed:
-        return "has finished before"
-    where = "with its code" if info.next_node is None else f"at step {info.next_node!r}"
-    skipped = f" (skipped: {len(info.skipped)})" if info.skipped else ""
-    return f"goes on {where} after record {info.sequence}{skipped}"

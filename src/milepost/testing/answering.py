@@ -29,7 +29,8 @@ from milepost.executor.history import JournalHistory
 from milepost.executor.history_values import PendingRecord, StepRecord
 from milepost.graph.nesting import recorded_items
 from milepost.graph.run import NodeRun
-from milepost.model.events import Event, NodeStarted
+from milepost.model.events import Event
+from milepost.model.lifecycle import NodeStarted
 from milepost.model.record import CONTINUE, FAILURE, OWNER, REPLACED, WAIT, Record, parse_time, source_of
 from milepost.options import Options
 from milepost.store import Signal, Store

@@ -10,15 +10,10 @@ from typing import Any
 
 from milepost.errors import DeserializeStateError
 from milepost.executor.chronicle import Chronicle
-from milepost.model.events import (
-    AttemptFailed,
-    CheckpointFailed,
-    Emitted,
-    Event,
+from milepost.model.events import AttemptFailed, CheckpointFailed, Emitted, Event, NodeOverdue, Progress
+from milepost.model.lifecycle import (
     NodeCompleted,
-    NodeOverdue,
     NodeStarted,
-    Progress,
     RollbackCompleted,
     RunBlocked,
     RunCompleted,

@@ -18,7 +18,6 @@ from milepost.executor.attempt import AttemptOutcome, UnitVisit, perform
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.history_values import AttemptBudget, PendingRecord
-from milepost.model.events import RollbackCompleted
 from milepost.model.failure import describe, failure_fields
 from milepost.model.record import ROLLBACK, source_of
 from milepost.model.results import RollbackError
@@ -161,6 +160,8 @@ def _note(
         raise
     run.rolled_back.add(step_id)
     if run.is_listening:
+        from milepost.model.lifecycle import RollbackCompleted
+
         yield Emit(
             RollbackCompleted(run_id=run.run_id, timestamp=run.options.clock.time(), step_name=step_id, error=failed)
         )

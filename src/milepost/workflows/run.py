@@ -47,7 +47,6 @@ from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import newest_renames, read_history
 from milepost.executor.history_values import PendingRecord
 from milepost.executor.run import Run, complete
-from milepost.model.events import Event, RunBlocked, WorkflowCompleted, WorkflowStarted
 from milepost.model.failure import (
     causes_of,
     contained,
@@ -75,6 +74,7 @@ from milepost.workflows.steps import Named, Step
 from milepost.workflows.visiting import StepFailed, answer_of, encoded_output
 
 if TYPE_CHECKING:
+    from milepost.model.events import Event
     from milepost.model.info import Wait
 
 READY = Ready()
@@ -744,6 +744,8 @@ class StepRun(Run):
         return dataclasses.replace(self.result_of(None, None), waiting_for=waits)
 
     def _started(self, began_with: Any) -> Event:
+        from milepost.model.lifecycle import WorkflowStarted
+
         if self.info is not None and self.info.already_completed:
             began_with = self.root.inputs if self.root is not None else {}  # its output is no input
         return WorkflowStarted(
@@ -755,6 +757,8 @@ class StepRun(Run):
         )
 
     def _completed(self, result: Any, error: BaseException | None) -> Event:
+        from milepost.model.lifecycle import RunBlocked, WorkflowCompleted
+
         if isinstance(error, WorkflowHeldError):
             now = self.options.clock.time()
             return RunBlocked(run_id=self.run_id, timestamp=now, reason=first_line(error), error=error.__cause__)

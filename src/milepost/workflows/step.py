@@ -31,7 +31,6 @@ from milepost.executor.effects import Call, Emit, HoldOver, Routine, ask
 from milepost.executor.history_reader import followed_by
 from milepost.executor.history_values import PendingRecord, StepOutcome, StepRecord, parent_of
 from milepost.executor.waits import Parked
-from milepost.model.events import StepCompleted
 from milepost.model.failure import (
     MAX_LINE,
     bases_of,
@@ -544,6 +543,8 @@ class StepVisit(PartsVisit):
         return result
 
     def _ended(self, result: StepResult, duration: float) -> Emit:
+        from milepost.model.lifecycle import StepCompleted
+
         self.is_open = False
         return Emit(
             StepCompleted(

@@ -17,7 +17,6 @@ from milepost.errors import (
 from milepost.executor.context import Context
 from milepost.executor.history_values import PendingRecord
 from milepost.executor.waits import Waits
-from milepost.model.events import StepStarted
 from milepost.model.failure import place
 from milepost.model.results import StepResult, StepType
 from milepost.workflows.matching import (
@@ -33,6 +32,7 @@ from milepost.workflows.steps import Calls, Chooses, Invokes, Maps, Step, is_asy
 
 if TYPE_CHECKING:
     from milepost.executor.flow import GraphFlow, StepFlow
+    from milepost.model.lifecycle import StepStarted
     from milepost.workflows.run import Frame, StepRun
 
 
@@ -195,6 +195,8 @@ def refuse_unawaited(returned: Any) -> None:
 
 
 def started(run: StepRun, step: Step[Any], context: Context[Any]) -> StepStarted:
+    from milepost.model.lifecycle import StepStarted
+
     return StepStarted(
         run_id=run.run_id,
         timestamp=run.options.clock.time(),
