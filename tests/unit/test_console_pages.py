@@ -15,7 +15,7 @@ import pytest
 from console_runs import FLOWS, add, adding, make_runs, new_engine, orders
 from starlette.testclient import TestClient
 
-from milepost import Engine, FileStore, Graph, MemoryStore, SQLiteStore, open_store, step, workflow
+from milepost import Engine, Graph, MemoryStore, SQLiteStore, Store, open_store, step, workflow
 from milepost.cli import main
 from milepost.console import console
 from milepost.console.pages import HANDLERS
@@ -46,7 +46,10 @@ PAGES = [
         "/runs/done/plan",
     ),
     *("/runs/fork/at/2", "/runs/done/fork?node=add&visit=1"),
+    *(f"/runs?{query}" for query in ("prefix=fa", "error=ValueError", "error_node=price", "created_after=2020-01-01")),
+    *("/runs?after=wait", "/runs?status=waiting&status=dead&tag=team%3Dshop"),
 ]
+FILES = ["/runs/failed/export", "/runs/failed/at/1?download=1", "/runs/wait/at/0?download=1"]
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +58,37 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_every_page_can_be_shown_of_files(tmp_path: Path):
-    with FileStore(tmp_path / "runs") as store, Engine(store, flows=FLOWS) as engine:
+@pytest.fixture(params=["memory://", "sqlite:///runs.db", "file:runs", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.chdir(tmp_path)
+    url = request.getfixturevalue("postgres") if request.param == "postgres" else request.param
+    with open_store(url) as store:
+        yield store
+
+
+def test_every_page_can_be_shown_of_every_store(store: Store):
+    with Engine(store, flows=FLOWS) as engine:
         make_runs(engine)
-        client = TestClient(console(engine), base_url="http://localhost")
+        now = datetime.now(UTC)
+        store.beat(WorkerInfo("w-1", "host", 7, now, now, {"orders": "f" * 64}, 10, 2, {"failed": "other code"}, ()))
+        reader = TestClient(console(engine), base_url="http://localhost")
+        writer = TestClient(console(engine, user=lambda request: "ada", write=True), base_url="http://localhost")
         for path in PAGES:
-            assert 200 == client.get(path).status_code, path
+            for client in (reader, writer):
+                page = client.get(path)
+                assert 200 == page.status_code, (path, page.text)
+                assert 1 == page.text.count("<h1>"), path
+            values = reader.get(path, headers={"accept": "application/json"})
+            assert "application/json" == values.headers["content-type"]
+            assert isinstance(values.json(), dict)
+        for path in ("/", "/runs", "/workers", *(f"/runs/{run_id}" for run_id in RUNS)):
+            assert "<html" not in reader.get(f"{path}?part=live").text, path
+        for path in FILES:
+            assert "attachment" in reader.get(path).headers["content-disposition"], path
+        shown = reader.get("/runs?tag=milepost.forked_from%3Dfailed%231&format=json").json()["runs"]
+        assert ["fork"] == [run["run_id"] for run in shown]
+        found = {finding["name"]: finding["verdict"] for finding in reader.get("/store?format=json").json()["findings"]}
+        assert "problem" not in {*found.values()} - ({"problem"} if "durable" in found else set()), found
 
 
 def test_the_page_of_workers_has_those_that_beat_and_their_schedules(engine: Engine):
@@ -98,17 +126,6 @@ def client(engine: Engine) -> TestClient:
 @pytest.fixture
 def writer(engine: Engine) -> TestClient:
     return TestClient(console(engine, user=lambda request: "ada", write=True), base_url="http://localhost")
-
-
-def test_every_page_can_be_shown(client: TestClient, writer: TestClient):
-    for path in PAGES:
-        for one in (client, writer):
-            page = one.get(path)
-            assert 200 == page.status_code, (path, page.text)
-            assert 1 == page.text.count("<h1>"), path
-            values = one.get(path, headers={"accept": "application/json"})
-            assert "application/json" == values.headers["content-type"]
-            assert isinstance(values.json(), dict)
 
 
 def test_a_page_that_only_shows_has_no_button_that_acts(client: TestClient, writer: TestClient):
