@@ -12,11 +12,9 @@ import typing
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from types import FunctionType, SimpleNamespace
 from typing import Any, TypeVar, get_args, get_origin
-
-import msgspec
 
 from milepost.codec.codec import Codec
 
@@ -24,13 +22,26 @@ _MOST = 1000
 """The number of functions whose codecs are kept."""
 
 
-class FunctionCodec(msgspec.Struct, frozen=True):
-    """The codecs of one function: `returned` for its return value, `items` for a list of the items that it is called
-    with one by one. `types` are the classes that its arguments may have."""
+class FunctionCodec:
+    """The codecs of one function, each made when it is first needed.
 
-    returned: Codec[Any]
-    items: Codec[Any]
-    types: tuple[Any, ...]
+    `types` are the classes that its arguments may have.
+    """
+
+    def __init__(self, returned: Any, item: Any, types: tuple[Any, ...]) -> None:
+        self._returned = returned
+        self._item = item
+        self.types = types
+
+    @cached_property
+    def returned(self) -> Codec[Any]:
+        """The codec of the function's return value."""
+        return Codec(lenient(self._returned), types=self.types)
+
+    @cached_property
+    def items(self) -> Codec[Any]:
+        """The codec of a list of the items that the function is called with one by one."""
+        return Codec(list[self._item], types=self.types)  # type: ignore[name-defined]
 
 
 class FunctionCodecs:
@@ -79,8 +90,7 @@ class FunctionCodecs:
         item = lenient(hints.get(_parameter(fn, 0), Any))
         returned = inner if isinstance(inner, type) else hints.pop("return", Any)
         known = classes((*self._known, *hints.values()))
-        items: Any = list[item]  # type: ignore[valid-type]
-        return FunctionCodec(Codec(lenient(returned), types=known), Codec(items, types=known), known)
+        return FunctionCodec(returned, item, known)
 
 
 def hints_of(fn: Any, types: Sequence[type]) -> dict[str, Any]:

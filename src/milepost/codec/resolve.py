@@ -9,6 +9,7 @@ import builtins
 import collections
 import collections.abc
 import enum
+import functools
 import inspect
 import pathlib
 import sys
@@ -306,6 +307,24 @@ def annotations_of(cls: Any, names: Iterable[str], known: Iterable[type]) -> tup
 
     Names are looked up in the class's module and body, and among the `known` classes.
     """
+    if _is_own(cls):
+        return _annotations_of_own(cls, tuple(names))
+    return _resolved(cls, names, known)
+
+
+def _is_own(cls: Any) -> bool:
+    """Return whether a class is defined in a module of this library, so that its annotations never change."""
+    module: str = cls.__module__
+    return module.startswith("milepost.") and vars(sys.modules[module]).get(cls.__name__) is cls
+
+
+@functools.cache
+def _annotations_of_own(cls: Any, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Resolve the annotations of a class of this library once. Each codec of a workflow knows the classes of results."""
+    return _resolved(cls, names, ())
+
+
+def _resolved(cls: Any, names: Iterable[str], known: Iterable[type]) -> tuple[dict[str, Any], dict[str, str]]:
     namespace = _names_for(cls, known)
     try:
         hints = typing.get_type_hints(cls, localns=namespace, include_extras=True)
