@@ -159,6 +159,19 @@ def test_a_large_graph_is_folded_around_the_place_of_the_run(open_page: Open):
     assert 80 == page.locator(".node").count()
 
 
+def test_a_large_graph_of_nodes_that_may_all_end_is_folded_and_has_an_end_for_each(open_page: Open):
+    page = page_of(open_page)
+    graph = chain(200)
+    graph["edges"] += [
+        {"source": f"n{i}", "target": "__end__", "label": "", "is_conditional": True} for i in range(199)
+    ]
+    draw(page, graph)
+    assert 3 == page.locator(".node").count()
+    page.get_by_role("button", name="Show all 200 nodes").click()
+    assert (200, 200) == (page.locator(".node").count(), page.locator(".dot.__end__").count())
+    assert 400 == page.locator(".edge").count()
+
+
 def test_a_change_of_statuses_changes_classes_and_nothing_is_laid_out(open_page: Open):
     page = page_of(open_page)
     graph = chain(3)

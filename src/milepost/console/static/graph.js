@@ -1,6 +1,6 @@
-// Draws #graph, the JSON of a graph, in #drawing. dagre lays it out once; then only classes and texts change.
-const START = "__start__", ANY = "__any__", MOST = 150, NEAR = 3, HEAD = 30, BOLD = "600 13px", DOT = { width: 14, height: 14 };
-const SMALL = { [START]: DOT, __end__: DOT, [ANY]: { width: 74, height: 26 } };
+// Draws the JSON of #graph in #drawing: laid out once, then only texts change.
+const START = "__start__", END = "__end__", ANY = "__any__", MOST = 150, NEAR = 3, HEAD = 30, BOLD = "600 13px", DOT = { width: 14, height: 14 };
+const SMALL = { [START]: DOT, [END]: DOT, [ANY]: { width: 74, height: 26 } };
 const SIGNS = { done: "✓", running: "●", failed: "✕", waiting: "‖", next: "→" };
 const $ = (id) => document.getElementById(id);
 const pen = document.createElement("canvas").getContext("2d");
@@ -11,7 +11,7 @@ const wide = (text, font) => {
 	return pen.measureText(text).width;
 };
 const cut = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
-const round = (number) => Math.round(number * 10) / 10;
+const round = (n) => Math.round(n * 10) / 10;
 const names = (...all) => all.filter(Boolean).join(" ");
 
 function add(parent, tag, values, text = "") {
@@ -22,7 +22,7 @@ function add(parent, tag, values, text = "") {
 }
 
 const count = ({ nodes }) => nodes.reduce((sum, { inner }) => sum + 1 + (inner ? count(inner) : 0), 0);
-// Large graphs are folded: graphs inside nodes first, then what is far from the run.
+// Large graphs are folded: inner graphs first, then all that is far.
 function visible(graph) {
 	if (showsAll || count(graph) <= MOST) return graph;
 	let nodes = graph.nodes.map(({ inner, ...node }) => node);
@@ -30,8 +30,8 @@ function visible(graph) {
 		const open = nodes.filter(({ status }) => status && status !== "done").map(({ id }) => id);
 		const near = new Set(open.length ? open : [START]);
 		for (let step = 0; step < NEAR; step++) {
-			const edges = graph.edges.filter(({ source, target }) => near.has(source) || near.has(target));
-			for (const { source, target } of edges) near.add(source).add(target);
+			const edges = graph.edges.filter((e) => near.has(e.source) || (near.has(e.target) && e.target !== END));
+			for (const e of edges) near.add(e.source).add(e.target);
 		}
 		nodes = nodes.filter(({ id }) => near.has(id));
 	}
@@ -48,16 +48,18 @@ function layout(graph) {
 	g.setGraph({ nodesep: 28, ranksep: 34, edgesep: 18, marginx: 12, marginy: 12 });
 	for (const node of graph.nodes) {
 		const inner = node.inner && layout(node.inner), name = cut(node.name, 28), below = second(node);
-		const first = wide(name, BOLD), more = wide(below, "11px"), least = node.kind === "map" ? 90 : 0;
-		const width = 44 + (inner ? Math.max(first + more + 8, inner.width - 44) : Math.max(first, more, least));
+		const first = wide(name, BOLD), more = wide(below, "11px");
+		const width = 44 + (inner ? Math.max(first + more + 8, inner.width - 44) : Math.max(first, more, node.kind === "map" ? 90 : 0));
 		g.setNode(node.id, { node, name, inner, width, height: inner ? inner.height + HEAD : below ? 50 : 36 });
 	}
-	graph.edges.forEach((edge, number) => {
+	graph.edges.forEach((edge, n) => {
 		const ends = [edge.source, edge.target ?? ANY], label = cut(edge.label, 24);
 		if (!ends.every((id) => SMALL[id] || g.hasNode(id))) return;
-		for (const id of ends) if (SMALL[id] && !g.hasNode(id)) g.setNode(id, { ...SMALL[id] });
+		// Long edges take seconds.
+		if (graph.nodes.length > MOST && ends[1] === END) ends[1] += " " + n;
+		for (const id of ends) g.hasNode(id) || g.setNode(id, { ...(SMALL[id] ?? DOT) });
 		const size = label ? { width: wide(label, "11px") + 10, height: 18 } : {};
-		g.setEdge(...ends, { edge, label, labelpos: "c", ...size }, `${number}`);
+		g.setEdge(...ends, { edge, label, labelpos: "c", ...size }, `${n}`);
 	});
 	dagre.layout(g);
 	return { g, ...g.graph() };
@@ -100,8 +102,8 @@ function drawNode(id, { node, name, inner, x, y, width, height }, parent) {
 	const sign = add(link, "text", { x: x0 + 12, y: line, class: "sign" });
 	add(link, "text", { x: x0 + 32, y: line, class: "name" }, name);
 	link.append(" ");
-	const place = inner ? { x: x0 + 40 + wide(name, BOLD), y: line } : { x: x0 + 32, y: y0 + 39 };
-	drawn.set(id, { box, link, sign, name, below: add(link, "text", { ...place, class: "second" }) });
+	const at = inner ? { x: x0 + 40 + wide(name, BOLD), y: line } : { x: x0 + 32, y: y0 + 39 };
+	drawn.set(id, { box, link, sign, name, below: add(link, "text", { ...at, class: "second" }) });
 	if (inner) draw(inner, parent, x0, y0 + HEAD, width);
 }
 
@@ -150,9 +152,9 @@ function build(box, graph, shown) {
 	draw(laid, svg, 0, 0, 0);
 	update(graph);
 	zoom(Math.max(Math.min(1, (view.clientWidth - 2) / width), 0.5));
-	const place = [...svg.querySelectorAll(".failed, .running, .waiting, .next")].at(-1)?.getBoundingClientRect();
-	const frame = view.getBoundingClientRect();
-	if (place) view.scrollTo(place.x - frame.x - frame.width / 2, place.y - frame.y - frame.height / 2);
+	const at = [...svg.querySelectorAll(".failed, .running, .waiting, .next")].at(-1)?.getBoundingClientRect();
+	const { x, y, width: w, height: h } = view.getBoundingClientRect();
+	if (at) view.scrollTo(at.x - x - w / 2, at.y - y - h / 2);
 }
 
 $("visits")?.removeAttribute("open");
