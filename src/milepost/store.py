@@ -19,6 +19,7 @@ caller. Failures of the backend raise `StoreError`, use after `close()` raises `
 from __future__ import annotations
 
 import abc
+import base64
 import builtins
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -470,6 +471,11 @@ class Store(abc.ABC):
         """Draw the 128 random bits of a start record, as 32 hex digits; None: its run draws its numbers from its id."""
         return None if self.entropy is None else self.entropy(16).hex()
 
+    def draw_life(self) -> str:
+        """Draw the id of the life of a run: 72 random bits, as 12 letters of URL-safe Base64."""
+        draw = os.urandom if self.entropy is None else self.entropy
+        return base64.urlsafe_b64encode(draw(9)[:9]).decode()
+
     # -- the journal and its fence -----------------------------------------------------------------
 
     @abc.abstractmethod
@@ -842,6 +848,17 @@ class Store(abc.ABC):
         only files that you trust. Nobody owns the copy: a running run becomes `interrupted`, and the epoch is a new
         one. All else comes back equal, times and waits included. Raises `RunExistsError` if the id is taken.
         """
+
+    def seal_run(self, run_id: str) -> None:
+        """Vouch for a run that was begun without the store's keys: seal and encrypt all of it with them, in one write.
+
+        The store must have been opened with `allow_unsealed=True` (`allow_plain=True` where it only encrypts). All is checked
+        first as `verify` does, and nothing is changed if a record is damaged: `CheckpointIntegrityError`,
+        `CheckpointCorruptError`. From then on the run needs neither option, and counts as verified. Somebody must have
+        looked at it: whatever was changed before is sealed too. Raises `RunLockedError` if somebody owns the run,
+        `OptionError` if the store has no keys.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def verify(self, run_id: str) -> VerifyReport:

@@ -26,13 +26,21 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError, RunStopped
+from milepost.errors import (
+    CheckpointCorruptError,
+    CheckpointIntegrityError,
+    OptionError,
+    RunLockedError,
+    RunStopped,
+)
 from milepost.graph.status import RunStatus
 from milepost.model.info import RefusedAnswer
 from milepost.model.record import DIFFERENCE, ENCRYPTED, VERBATIM, Record, digest_of, make_record
 from milepost.model.seal import Seals
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
+from milepost.stores.base.transaction import saved_record
+from milepost.testing.journals import begin
 from milepost.views.journal import read_entries, records_of
 from milepost.views.status import view_run
 
@@ -80,9 +88,9 @@ def attacker(medium) -> Attacker:
     return Attacker(medium.kind, medium.path)
 
 
-def stopped(verbs, graph, store, run_id: str = "r1", after: str = "c") -> None:
+def stopped(verbs, graph, store, run_id: str = "r1", after: str = "c", state: Any = None) -> None:
     with pytest.raises(RunStopped):
-        verbs.run(graph, Count(), store=store, run_id=run_id, stop_after=after)
+        verbs.run(graph, state or Count(), store=store, run_id=run_id, stop_after=after)
 
 
 def reopened(medium, store: Any, keys: dict[str, Any], **options: Any) -> Any:
@@ -137,6 +145,11 @@ def forged(record: Record) -> Record:
     fields = {"next_node": "d", "attempt": 1, "iteration": 3, "epoch": 1}
     made = make_record("r1", 3, "2026-01-01T00:00:00.000000Z", "checkpoint", "c", 1, b'{"n":666}', fields)
     return OWN.sealed(made)
+
+
+def saved_at(sequence: int, node_id: str, data: bytes, life: str = "") -> Record:
+    record = saved_record("r1", sequence, node_id, 1, data, 0.0)
+    return OWN.sealed(record._replace(header=b'%s,"life":"%s"' % (record.header or b"", life.encode())))
 
 
 def verbatim(record: Record) -> Record:
@@ -229,7 +242,7 @@ def test_records_do_not_pass_for_one_another(verbs, medium, attacker, keyed, key
             attacker.change(keyed, "r1", 3, lambda _, row=row: row)
             store = reopened(medium, keyed, keys)
             if row.kind == "checkpoint":
-                refused(verbs, graph, store, log, "place|decrypts")
+                refused(verbs, graph, store, log, "place|decrypts|another run")
             assert not store.verify("r1").ok
     attacker.change(keyed, "r1", 3, lambda _: whole._replace(payload=attacker.kept(keyed, "r2", 3).payload))
     if keys is not SIGNED:  # equal states are equal bytes where nothing is encrypted
@@ -290,6 +303,82 @@ def test_what_was_written_before_there_were_keys_needs_leave(verbs, medium, keys
     assert strict.verify("r2").ok
 
 
+@pytest.mark.every_store
+@one_way
+def test_seal_run_closes_the_change_over_to_keys(verbs, medium, keys, line, log):
+    """All that a run has goes on as it was: its records, its gaps, the signal that it was sent, how it stands."""
+    graph, plain = line(Count, "abcd"), medium.open()
+    stopped(verbs, graph, plain)
+    suspended(verbs, waiting_graph(), plain, "w")
+    plain.put_signal("w", "later", b"1", by="ann")
+    plain.save("w", "x", b"from outside")
+    plain.save("w", "y", b"too")
+    plain.delete("w", "x")
+    leave = {"allow_unsealed": True, "allow_plain": True}
+    lenient = reopened(medium, plain, keys, **leave)
+    before, told = lenient.get_run("w").info, lenient.signals("w")
+    for run_id in ("r1", "w"):
+        lenient.seal_run(run_id)
+    strict = reopened(medium, plain, keys)
+    assert strict.verify("r1").ok
+    assert strict.verify("w").ok
+    assert told == strict.signals("w")
+    after = strict.get_run("w").info
+    assert (before.status, before.waiting_for, before.created_at) == (after.status, after.waiting_for, after.created_at)
+    assert b"too" == strict.load("w", "y")
+    result = verbs.resume(graph, strict, "r1", full=True)
+    assert (Count(4), True) == (result.state, result.resumed.verified)
+    strict.seal_run("w")  # once more changes nothing but the seals
+    assert strict.verify("w").ok
+
+
+@one_way
+def test_seal_run_seals_no_damage_no_owned_run_and_nothing_without_a_key(verbs, medium, attacker, line, log):
+    graph, plain = line(Count, "abcd"), medium.open()
+    stopped(verbs, graph, plain)
+    with pytest.raises(OptionError, match="has no keys to seal run 'r1' with"):
+        plain.seal_run("r1")
+    attacker.change(plain, "r1", 2, lambda record: record._replace(payload=b'{"n":7}'))
+    lenient = reopened(medium, plain, SIGNED, allow_unsealed=True)
+    with pytest.raises(CheckpointIntegrityError, match="record 2"):
+        lenient.seal_run("r1")
+    assert 1 == len(lenient.verify("r1").problems)
+    begin(lenient, "owned")
+    with pytest.raises(RunLockedError, match="can't be sealed"):
+        lenient.seal_run("owned")
+
+
+@pytest.mark.every_store
+@one_way
+def test_once_a_run_has_a_seal_of_a_key_nobody_takes_one_off(verbs, medium, attacker, line, log):
+    """Where records without a seal are accepted, only those before the first seal are."""
+    graph, plain = line(Long, "abcd"), medium.open()
+    stopped(verbs, graph, plain, after="b", state=Long(text="long " * 2000))
+    lenient = reopened(medium, plain, SIGNED, allow_unsealed=True)
+    newest = lenient.get_run("r1").info.sequence
+    with pytest.raises(RunStopped):
+        verbs.resume(graph, lenient, "r1", stop_after="c")
+    assert lenient.verify("r1").ok
+    sealed = [record.sequence for record in lenient.read("r1", after=newest)]
+    assert 2 == len(sealed)
+
+    def stripped(record: Record) -> Record:
+        header, _, _ = (record.header or b"").rpartition(b',"seal":"')
+        return record._replace(header=OWN.seal(header))
+
+    for number in sealed[1:]:
+        kept = attacker.kept(lenient, "r1", number)
+        attacker.change(lenient, "r1", number, stripped)
+        problems = lenient.verify("r1").problems
+        assert any(f"record {number} of" in problem and "no seal of a key" in problem for problem in problems)
+        log.clear()
+        with pytest.raises(CheckpointIntegrityError, match="no seal of a key"):
+            verbs.resume(graph, lenient, "r1")
+        assert [] == log
+        attacker.change(lenient, "r1", number, lambda _, record=kept: record)
+    assert lenient.verify("r1").ok
+
+
 @one_way
 def test_what_is_saved_from_outside_is_proven_too(verbs, medium, attacker, keyed, keys, line, log):
     graph = line(Count, "abc")
@@ -304,7 +393,9 @@ def test_what_is_saved_from_outside_is_proven_too(verbs, medium, attacker, keyed
     assert ("continue", True) == (plan.verdict, plan.verified)
     attacker.change(keyed, "r1", 1, state_changed)
     refused(verbs, graph, reopened(medium, keyed, keys), log, "record 1 of run 'r1'", names=1)
-    attacker.change(keyed, "r1", 1, lambda _: Record(1, "checkpoint", "a", 1, len(data), None, data))
+    with keyed._read("look") as tx:
+        life = tx.life("r1")
+    attacker.change(keyed, "r1", 1, lambda _: saved_at(1, "a", data, life))
     refused(verbs, graph, reopened(medium, keyed, keys), log, "without a key|without encryption", names=1)
 
 

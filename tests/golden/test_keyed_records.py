@@ -49,7 +49,7 @@ def test_what_the_first_release_kept_is_read(form: str):
         if plain.header is not None:
             assert seals.seal(plain.header) == opened.header, name
     signal = Signal(1, "approval", base64.b64decode(golden["signal"]), "s-1", "ask#1", 5.0)
-    assert b'{"ok":true}' == kept_by.opened_signal("r-1", signal).payload
+    assert b'{"ok":true}' == kept_by.opened_signal("r-1", "", signal).payload
     wait = Wait("ask#1", "approval", golden["prompt"])
     row = Row(
         "r-1", "orders", "waiting", 1.0, 2.0, 3, reason=golden["reason"], cancel=golden["cancel"], waiting=(wait,)

@@ -16,6 +16,7 @@ from milepost.store import Release
 from milepost.stores.file.store import FileStore
 from milepost.stores.memory import MemoryStore
 from milepost.testing import FakeClock
+from milepost.testing.clock import fake_entropy
 from milepost.testing.journals import begin, checkpoint, failure, take, write
 from thoroughness import examples
 
@@ -26,8 +27,8 @@ LENGTH = 1100
 def journals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryStore]:
     """One journal of 1100 commits in a folder and in memory, with visits in no order of nodes, failures and signals."""
     root, source = tmp_path_factory.mktemp("journals") / "runs", random.Random(5)
-    memory, clock = MemoryStore(clock=FakeClock()), FakeClock()
-    with pytest.MonkeyPatch.context() as patch, FileStore(root, clock=clock) as files:
+    memory, clock = MemoryStore(clock=FakeClock(), entropy=fake_entropy), FakeClock()
+    with pytest.MonkeyPatch.context() as patch, FileStore(root, clock=clock, entropy=fake_entropy) as files:
         patch.setattr("os.fsync", lambda descriptor: None)  # nobody pulls the plug here
         tokens = [begin(store, "r") for store in (files, memory)]
         visits: dict[str, int] = {}

@@ -203,6 +203,7 @@ def test_what_is_plain_is_taken_where_that_is_asked_for():
 # -- signals -----------------------------------------------------------------------------------------------
 
 
+LIFE = "0123456789abcdef"
 SIGNAL = Signal(2, "approval", json.dumps(MARKER).encode(), "id", "ask#1", 5.0)
 
 
@@ -210,17 +211,17 @@ SIGNAL = Signal(2, "approval", json.dumps(MARKER).encode(), "id", "ask#1", 5.0)
 @for_each("payload", [None, b"", b"null", b"=", b"\0milepost x", b"\xff", json.dumps(MARKER).encode()])
 def test_a_signal_comes_out_as_it_was_sent(name: str, payload: bytes | None):
     signal = SIGNAL._replace(payload=payload)
-    kept = KEEPERS[name].keep_signal("r", signal)
-    assert signal == KEEPERS[name].opened_signal("r", kept)
+    kept = KEEPERS[name].keep_signal("r", LIFE, signal)
+    assert signal == KEEPERS[name].opened_signal("r", LIFE, kept)
     assert (MARKER in repr(kept)) == (name == "signed" and MARKER in repr(signal))
 
 
 @pytest.mark.parametrize("name", KEEPERS)
 def test_a_signal_that_nobody_with_the_key_sent_is_refused(name: str):
     kept_by = KEEPERS[name]
-    kept = kept_by.keep_signal("r", SIGNAL)
+    kept = kept_by.keep_signal("r", LIFE, SIGNAL)
     assert kept.payload is not None
-    planted = [SIGNAL, SIGNAL._replace(payload=None), keeper(OTHER_SIGN, OTHER_LOCK).keep_signal("r", SIGNAL)]
+    planted = [SIGNAL, SIGNAL._replace(payload=None), keeper(OTHER_SIGN, OTHER_LOCK).keep_signal("r", LIFE, SIGNAL)]
     moved = [
         kept._replace(number=3),
         kept._replace(name="other"),
@@ -234,9 +235,9 @@ def test_a_signal_that_nobody_with_the_key_sent_is_refused(name: str):
         changed.append(kept._replace(payload=bytes(payload)))
     for signal in (*planted, *moved, *changed):
         with pytest.raises(CheckpointIntegrityError, match=r"signal \d .* of run 'r'"):
-            kept_by.opened_signal("r", signal)
+            kept_by.opened_signal("r", LIFE, signal)
     with pytest.raises(CheckpointIntegrityError, match="of run 's'"):
-        kept_by.opened_signal("s", kept)
+        kept_by.opened_signal("s", LIFE, kept)
 
 
 def test_a_signal_without_a_key_is_taken_where_that_is_asked_for():
@@ -245,13 +246,13 @@ def test_a_signal_without_a_key_is_taken_where_that_is_asked_for():
         keeper(None, LOCK, allow_plain=True),
         keeper(SIGN, LOCK, allow_unsealed=True, allow_plain=True),
     ):
-        assert SIGNAL == lenient.opened_signal("r", SIGNAL)
-    signed = keeper(SIGN).keep_signal("r", SIGNAL)
-    assert SIGNAL == keeper(SIGN, LOCK, allow_plain=True).opened_signal("r", signed)
+        assert SIGNAL == lenient.opened_signal("r", LIFE, SIGNAL)
+    signed = keeper(SIGN).keep_signal("r", LIFE, SIGNAL)
+    assert SIGNAL == keeper(SIGN, LOCK, allow_plain=True).opened_signal("r", LIFE, signed)
     with pytest.raises(CheckpointIntegrityError, match="without encryption"):
-        keeper(SIGN, LOCK).opened_signal("r", signed)
+        keeper(SIGN, LOCK).opened_signal("r", LIFE, signed)
     with pytest.raises(CheckpointIntegrityError, match="'e', which this store does not have"):
-        keeper(SIGN).opened_signal("r", keeper(SIGN, LOCK).keep_signal("r", SIGNAL))
+        keeper(SIGN).opened_signal("r", LIFE, keeper(SIGN, LOCK).keep_signal("r", LIFE, SIGNAL))
 
 
 # -- the row -----------------------------------------------------------------------------------------------

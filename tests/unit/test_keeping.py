@@ -41,6 +41,7 @@ from milepost.model.upkeep import Retention
 from milepost.store import Release, Store
 from milepost.stores.base.prune import PruneRequest, Trace, surplus, trace_of
 from milepost.testing import FakeClock
+from milepost.testing.clock import fake_entropy
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
 from milepost.testing.tables import for_each
 
@@ -452,7 +453,7 @@ def test_a_seal_that_was_made_with_a_key_is_proven_where_the_key_is():
 
 
 def test_a_thousand_records_are_exported_and_imported_in_order():
-    store, other = MemoryStore(), MemoryStore()
+    store, other = MemoryStore(entropy=fake_entropy), MemoryStore(entropy=fake_entropy)
     token = begin(store, "r")
     write(store, token, *(checkpoint("r", n, "a", visit=n) for n in range(1, 1001)), release=Release("finished"))
     other.import_run(store.export("r"))

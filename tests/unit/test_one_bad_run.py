@@ -294,7 +294,7 @@ def test_an_import_takes_no_record_whose_number_leaves_no_room(tmp_path: Path) -
         make_record("r", 2**63 - 1, "2026-01-01T00:00:00.000000Z", "checkpoint", "a", state=b"{}"),
     ]
     with SQLiteStore(tmp_path / "runs.db") as store, MemoryStore() as sealing:
-        data = [json.dumps(row).encode(), *(sealing._sealed("r", line, "", "").envelope() for line in lines)]
+        data = [json.dumps(row).encode(), *(sealing._sealed("r", "", line, "", "").envelope() for line in lines)]
         with pytest.raises(CheckpointCorruptError, match="line 4"):
             store.import_run(b"\n".join(data))
 

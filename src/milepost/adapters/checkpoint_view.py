@@ -313,7 +313,7 @@ class FolderStore(LooksOutside, FileStore):
                 return  # somebody else was faster
             flow = points[-1].workflow_name
             moment = points[0].saved_at.timestamp()
-            row = Row(run_id, flow, "interrupted", created_at=moment, updated_at=moment, epoch=0)
+            row = Row(run_id, flow, "interrupted", moment, moment, epoch=0, life=self.draw_life())
             tx.add_row(row)
             sequence = 0
             for point in points:
@@ -323,7 +323,7 @@ class FolderStore(LooksOutside, FileStore):
                 visit = tx.last_visit(run_id, point.checkpoint_id) + 1
                 record = saved_record(run_id, sequence, point.checkpoint_id, visit, data, moment)
                 row = intruded(row, sequence, moment)
-                tx.insert(run_id, (self._following(tx, run_id, record),))
+                tx.insert(run_id, (self._following(tx, row, record),))
             # Skipped numbers were never in this journal, nor was the start record of a flow that is known.
             tx.put_row(replace(row, pruned=sequence - len(points) + 1))
 

@@ -557,13 +557,13 @@ class Adapted(LooksOutside):
             now = self.clock.time()
             epoch = 1 if old is None else old.epoch + 1
             flow = "" if origin is None else origin[0]
-            row = Row(run_id, flow, "interrupted", created_at=now, updated_at=now, epoch=epoch)
+            row = Row(run_id, flow, "interrupted", now, now, epoch, life=self._front.draw_life())
             tx.add_row(row)
             sequence = 0
             for entry in entries:
                 sequence = max(sequence + 1, entry.sequence)
                 record = saved_record(run_id, sequence, entry.node_id, entry.visit, entry.data, now)
-                tx.insert(run_id, (self._front._following(tx, run_id, record),))
+                tx.insert(run_id, (self._front._following(tx, row, record),))
             # Skipped numbers were never in this journal, nor was the start record of a run whose flow is known.
             tx.put_row(replace(row, sequence=sequence, pruned=sequence - len(entries) + bool(flow)))
 

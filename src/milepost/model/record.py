@@ -92,6 +92,8 @@ VERBATIM = "verbatim"
 ENCRYPTED = "aesgcm"
 UNENCRYPTED = "unencrypted"
 UNLINKED = "unlinked"
+MISPLACED = "misplaced"
+STRIPPED = "stripped"
 UNPACKED = "unpacked"
 DIFFERENCE = "difference"
 
@@ -110,8 +112,12 @@ _UNREADABLE = {
     ENCRYPTED: "is encrypted: open the store with the keys that it was written with",
     UNENCRYPTED: "should be encrypted and is not: open the store with the keys that it was written with",
     UNLINKED: "does not follow the record before it: one of the two was exchanged",
+    MISPLACED: "belongs to another run, which had this id before or has it in another store",
+    STRIPPED: "has no seal of a key, although the record before it has one",
 }
 """The packings of which no state can be read, and what is told instead."""
+REFUSED = frozenset({UNENCRYPTED, UNLINKED, MISPLACED, STRIPPED})
+"""The packings that mark a record, on its way to a reader, as one that nobody may believe."""
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -174,7 +180,7 @@ class Record(NamedTuple):
     def state(self) -> bytes | None:
         """Return the unpacked payload, or None. Raise `CheckpointCorruptError` if it cannot be unpacked.
 
-        A record that is encrypted, or should be, or that is not linked to the one before it, raises
+        A record that is encrypted, or should be, that is not linked to the one before it or belongs elsewhere, raises
         `CheckpointIntegrityError`.
         """
         if self.packing in _UNREADABLE:
@@ -200,7 +206,7 @@ class Record(NamedTuple):
 
         Raises `CheckpointCorruptError` if header or payload cannot be read.
         """
-        if self.header is None or self.packing in {VERBATIM, UNENCRYPTED, UNLINKED}:
+        if self.header is None or self.packing == VERBATIM or self.packing in REFUSED:
             return self.state() or b""
         if self.payload is None:
             return self.header + b"}"

@@ -10,6 +10,9 @@ The fields before the seal prove the payload, and are checked before it is unpac
 * `stored`: the digest of the payload as it is stored, if that is not the state itself.
 * `base`: of a difference, the link of the record that it builds on, so that it can't be put on another one.
 
+`life` is the random id of the life of the run: of the time from its creation to its deletion, in one store. A run that has
+the same id later or in another store has another one, so that neither can be given a record of the other.
+
 `prev` is the link of the record before it in the journal, so that a journal is a chain and no record of it can be
 exchanged, left out or put elsewhere. The link of a record is its seal. A record that was written anew in another form
 keeps its first seal as `link`.
@@ -39,6 +42,9 @@ from milepost.model.record import (
     CHECKPOINT_VERSION,
     DIFFERENCE,
     ENCRYPTED,
+    MISPLACED,
+    REFUSED,
+    STRIPPED,
     UNENCRYPTED,
     UNLINKED,
     UNPACKED,
@@ -51,7 +57,7 @@ from milepost.model.record import (
     step_head,
 )
 
-DIGESTS = ("digest", "stored", "base", "link", "prev")
+DIGESTS = ("digest", "stored", "base", "link", "life", "prev")
 """The fields with which a store proves a record's payload and its place in the journal; see above."""
 KEYED = "hmac-sha256:"
 """The beginning of a seal that was made with a key; the key's id follows."""
@@ -63,6 +69,7 @@ _KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
 _BEFORE_STORED = b',"stored":"'
 _BEFORE_PREV = b',"prev":"'
+_BEFORE_LIFE = b',"life":"'
 _TAIL = 1024
 """Number of bytes at a header's end in which `link` stands, if it is there: a few fields of digests follow it."""
 _SEALED = -len(b',"seal":"sha256:"') - 64
@@ -133,16 +140,23 @@ UNSEALED = Flaw("was written without a key", "a seal with a key", act="pass allo
 UNFOLLOWED = Flaw(
     "does not follow the record before it, one of the two was exchanged", "the link of the record before it", "another"
 )
+ELSEWHERE = Flaw(
+    "belongs to another run, which had this id before or has it in another store", "a record of this run", "another"
+)
+SEAL_IS_GONE = Flaw("has no seal of a key, although the record before it has one", "a seal with a key")
 PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_plain=True if that is meant")
 
 
-def digests_of(record: Record, stored: Record, base: str = "", prev: str | None = None) -> bytes:
+def digests_of(record: Record, stored: Record, base: str = "", prev: str | None = None, life: str = "") -> bytes:
     """Return the header fields that prove the payload of `stored`, the form in which `record` is stored, and its place.
 
-    `base` is the link of the record that a difference builds on, `prev` that of the record before it in the journal.
+    `base` is the link of the record that a difference builds on, `prev` that of the record before it in the journal, `life`
+    the id of the run's life.
     """
     payload = stored.payload
-    before = "" if prev is None else f',"prev":"{prev}"'
+    before = f',"life":"{life}"' if life else ""
+    if prev is not None:
+        before = f'{before},"prev":"{prev}"'
     if payload is None:
         fields = before
     elif stored.packing == DIFFERENCE:
@@ -186,13 +200,41 @@ class _Link(msgspec.Struct):
     link: str | None = None
 
 
+class _Life(msgspec.Struct):
+    life: str = ""
+
+
 _decode_link = msgspec.json.Decoder(_Link).decode
+_decode_life = msgspec.json.Decoder(_Life).decode
 
 
 def prev_of(header: bytes | None) -> str | None:
     """Return the link of the record before, from a header that is not encrypted; None if it has none."""
     _, is_there, rest = (header or b"").rpartition(_BEFORE_PREV)
     return rest.partition(b'"')[0].decode("utf-8", "replace") if is_there else None
+
+
+def has_keyed_seal(header: bytes | None) -> bool:
+    """Return whether a header, as it is stored, ends with a seal that was made with a key, whichever it is."""
+    return (header or b"").rpartition(_BEFORE_SEAL)[2].startswith(_KEYED)
+
+
+def is_of_life(record: Record, life: str) -> bool:
+    """Return whether a record says that it belongs to this life of its run. Records of older releases belong to none."""
+    header = record.header or b""
+    at = header.rfind(_BEFORE_LIFE)
+    if header.startswith(b'%s"' % life.encode(), at + len(_BEFORE_LIFE)) if at >= 0 else not life:
+        return True
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # The same bytes may also stand before the name of a tag.
+        return _decode_life(header + b"}").life == life
+    return True  # it is damaged, and told as such
+
+
+def without_seal(record: Record, link: str) -> Record:
+    """Return a stored record with its header as it was before its seal, and with its link."""
+    header, field = (record.header or b"").rpartition(_BEFORE_SEAL)[0], f',"link":"{link}"'.encode()
+    return record._replace(header=header if field in header else header + field)
 
 
 def without_digests(record: Record, link: str) -> Record:
@@ -311,7 +353,7 @@ class Seals:
         False means that the record was written without a key, or from outside, and is accepted all the same.
         """
         header = record.header
-        if header is None:
+        if not header:
             raise _refusal(run_id, record, UNSEALED if not self.accepts_unsealed else changed("a header", "none"))
         at = header.rfind(_BEFORE_SEAL)
         seal = header[at + len(_BEFORE_SEAL) : -1]
@@ -355,11 +397,9 @@ class Seals:
 
     def checked_fields(self, run_id: str, record: Record) -> tuple[bool, Mapping[str, Any]]:
         """Check a record as `check` does; return its answer and the header's fields, for readers of many records."""
-        if record.packing == UNENCRYPTED:
-            raise _refusal(run_id, record, PLAIN)
-        if record.packing == UNLINKED:
-            raise _refusal(run_id, record, UNFOLLOWED)
-        if record.header is None:
+        if record.packing in REFUSED:
+            raise _refusal(run_id, record, _FLAWS[record.packing])
+        if not record.header:
             return self.check_seal(run_id, record), {}
         is_proven, fields = self._checked_header(run_id, record)
         flaw = self.locked(fields.get("encryption_key")) if record.packing == ENCRYPTED else None
@@ -502,4 +542,5 @@ def _refusal(run_id: str, record: Record, flaw: Flaw) -> CheckpointIntegrityErro
     )
 
 
+_FLAWS = {UNENCRYPTED: PLAIN, UNLINKED: UNFOLLOWED, MISPLACED: ELSEWHERE, STRIPPED: SEAL_IS_GONE}
 _UNKEYED = Seals()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import builtins
+import functools
 import itertools
 import math
 import threading
@@ -181,6 +182,10 @@ class _Memory(Transaction):
             self._undo.append(lambda taken=nodes: taken.pop())  # type: ignore[misc]
             nodes.append(record)
 
+    def life(self, run_id: str) -> str | None:
+        run = self._runs.get(run_id)
+        return None if run is None else run.row.life
+
     def newest(self, run_id: str) -> int:
         run = self._runs.get(run_id)
         return run.records[-1].sequence if run is not None and run.records else 0
@@ -234,6 +239,13 @@ class _Memory(Transaction):
     def node_ids(self, run_id: str) -> builtins.list[str]:
         return sorted(node_id for node_id, records in self._runs[run_id].by_node.items() if node_id and records)
 
+    def put_payload(self, run_id: str, record: Record) -> None:
+        run = self._runs[run_id]
+        for records in (run.records, run.by_node[record.node_id]):
+            at = bisect.bisect_left(records, record.sequence, key=_sequence)
+            self._undo.append(functools.partial(records.__setitem__, at, records[at]))
+            records[at] = record
+
     def remove_node(self, run_id: str, node_id: str) -> int:
         run = self._runs[run_id]
         old, old_nodes = run.records, run.by_node.get(node_id, [])
@@ -280,6 +292,11 @@ class _Memory(Transaction):
 
     def has_signal(self, run_id: str, signal_id: str) -> bool:
         return signal_id in self._runs[run_id].signal_ids
+
+    def put_signals(self, run_id: str, signals: Sequence[Signal]) -> None:
+        run, new = self._runs[run_id], {signal.number: signal for signal in signals}
+        self._undo.append(functools.partial(setattr, run, "signals", run.signals))
+        run.signals = [new.get(signal.number, signal) for signal in run.signals]
 
     def add_signal(self, run_id: str, signal: Signal) -> None:
         run = self._runs[run_id]

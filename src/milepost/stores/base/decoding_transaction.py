@@ -10,13 +10,23 @@ from __future__ import annotations
 import builtins
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Unpack
 
 from milepost.errors import CheckpointIntegrityError, DeserializeStateError
 from milepost.model.ranges import Ranges
-from milepost.model.record import DIFFERENCE, ENCRYPTED, OWNER, UNLINKED, UNPACKED, Record
-from milepost.model.seal import Seals, link_of, prev_of, with_digests, without_digests
+from milepost.model.record import DIFFERENCE, ENCRYPTED, MISPLACED, OWNER, STRIPPED, UNLINKED, UNPACKED, Record
+from milepost.model.seal import (
+    KEYED,
+    Seals,
+    has_keyed_seal,
+    is_of_life,
+    link_of,
+    prev_of,
+    with_digests,
+    without_digests,
+    without_seal,
+)
 from milepost.store import Signal, Statement
 from milepost.stores.base.deltas import (
     SMALLEST,
@@ -170,6 +180,9 @@ class DecodingTransaction(Transaction):
     def link(self, run_id: str, sequence: int) -> str:
         return self._tx.link(run_id, sequence)
 
+    def life(self, run_id: str) -> str | None:
+        return self._tx.life(run_id)
+
     def newest(self, run_id: str) -> int:
         known = self._newest.pop(run_id, None)
         return self._tx.newest(run_id) if known is None else known
@@ -197,13 +210,17 @@ class DecodingTransaction(Transaction):
             ]
         else:
             opened = [self._opened(run_id, record) for record in stored]
-        self._mark_unlinked(run_id, stored, opened)
+        self._mark(run_id, stored, opened)
         return opened[::-1] if newest else opened
 
-    def _mark_unlinked(
-        self, run_id: str, stored: Sequence[Record], opened: builtins.list[Record]
-    ) -> builtins.list[Record]:
-        """Mark the records that do not cover the one before them, if that was read too. Return `opened`, so changed."""
+    def _mark(self, run_id: str, stored: Sequence[Record], opened: builtins.list[Record]) -> builtins.list[Record]:
+        """Mark the records that belong to another life, and those that do not cover the one before them, if that was read too.
+
+        Return `opened`, so changed.
+        """
+        self._mark_misplaced(run_id, opened)
+        if self._seals.is_keyed and self._seals.accepts_unsealed:
+            self._mark_stripped(stored, opened)
         before, link = self._ends.get(run_id, _NOTHING)
         for at, record in enumerate(opened):
             if record.sequence == before + 1 and prev_of(record.header) != link:
@@ -218,6 +235,19 @@ class DecodingTransaction(Transaction):
                 self._ends.clear()
             self._ends[run_id] = before, link
         return opened
+
+    def _mark_misplaced(self, run_id: str, opened: builtins.list[Record]) -> None:
+        life = self._tx.life(run_id) if opened else None
+        for at, record in enumerate(opened):
+            if life is not None and not is_of_life(record, life):
+                opened[at] = record._replace(packing=MISPLACED)
+
+    def _mark_stripped(self, stored: Sequence[Record], opened: builtins.list[Record]) -> None:
+        """Mark the records without a seal of a key that follow one with such a seal: nobody but a forger takes it off."""
+        for at, record in enumerate(stored):
+            follows_keyed = (prev_of(opened[at].header) or "").startswith(KEYED)
+            if follows_keyed and not has_keyed_seal(record.header):
+                opened[at] = opened[at]._replace(packing=STRIPPED)
 
     def _follows(self, run_id: str, record: Record) -> bool:
         """Return whether a record covers the one that is before it now, or one of the two is damaged, which is told as
@@ -279,7 +309,7 @@ class DecodingTransaction(Transaction):
     def _opened_alone(self, run_id: str, record: Record | None) -> Record | None:
         if record is None:
             return None
-        return self._mark_unlinked(run_id, [record], [self._opened(run_id, record)])[0]
+        return self._mark(run_id, [record], [self._opened(run_id, record)])[0]
 
     def last_visit(self, run_id: str, node_id: str) -> int:
         return self._tx.last_visit(run_id, node_id)
@@ -308,22 +338,32 @@ class DecodingTransaction(Transaction):
         self._tx.remove_run(run_id)
 
     def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
-        return {
-            run_id: [self._opened(run_id, record) for record in reversed(records)][::-1]
-            for run_id, records in self._tx.ends_of(runs).items()
-        }
+        ends = {}
+        for run_id, records in self._tx.ends_of(runs).items():
+            opened = [self._opened(run_id, record) for record in reversed(records)]
+            self._mark_misplaced(run_id, opened)
+            ends[run_id] = opened[::-1]
+        return ends
 
     # -- signals -----------------------------------------------------------------------------------
 
     def signals(self, run_id: str, after: int = 0) -> builtins.list[Signal]:
         signals = self._tx.signals(run_id, after)
-        return signals if self._keeper is None else [self._keeper.opened_signal(run_id, signal) for signal in signals]
+        if self._keeper is None or not signals:
+            return signals
+        life = self._tx.life(run_id) or ""
+        return [self._keeper.opened_signal(run_id, life, signal) for signal in signals]
 
     def has_signal(self, run_id: str, signal_id: str) -> bool:
         return self._tx.has_signal(run_id, signal_id)
 
+    def put_signals(self, run_id: str, signals: Sequence[Signal]) -> None:
+        self._tx.put_signals(run_id, signals)
+
     def add_signal(self, run_id: str, signal: Signal) -> None:
-        self._tx.add_signal(run_id, signal if self._keeper is None else self._keeper.keep_signal(run_id, signal))
+        if self._keeper is not None:
+            signal = self._keeper.keep_signal(run_id, self._tx.life(run_id) or "", signal)
+        self._tx.add_signal(run_id, signal)
 
     # -- statements of users -----------------------------------------------------------------------
 
@@ -438,6 +478,28 @@ class DecodingTransaction(Transaction):
                 less, moved = lessened(again, nearest, seal, compressing=self._compressing)
                 self._tx.put_payload(run_id, less)
             after += _PAGE
+
+    @staticmethod
+    def _every(read: Callable[..., builtins.list[Record]], run_id: str) -> Iterator[Record]:
+        """Yield all records of a run in order, a page at a time."""
+        page = read(run_id, limit=_PAGE)
+        while page:
+            yield from page
+            page = read(run_id, after=page[-1].sequence, limit=_PAGE)
+
+    def seal_again(self, run_id: str) -> None:
+        """Seal and encrypt all records and signals of a run with the store's first keys, if all can be proven or accepted."""
+        assert self._keeper is not None
+        self._tx.hold(run_id)
+        for record in self._every(self.records, run_id):
+            self._seals.check(run_id, record)
+        for stored in self._every(self._tx.records, run_id):
+            record, link = self._decrypted(run_id, stored)
+            self._tx.put_payload(run_id, self._keeper.keep(run_id, without_seal(record, link)))
+        life = self._tx.life(run_id) or ""
+        kept = [self._keeper.keep_signal(run_id, life, signal) for signal in self.signals(run_id)]
+        if kept:
+            self._tx.put_signals(run_id, kept)
 
     def _sealed(self, run_id: str, record: Record, base: str, *, is_encrypted: bool, of: Base) -> Record:
         """Return a record that takes the place of another one, as it is stored: as proven as the record `of` is."""

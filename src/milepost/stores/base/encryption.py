@@ -153,7 +153,7 @@ READABLE = {
         "reroute",
         "count",
     ),
-    *("front", "step_type", "signal", "wake_at", "link"),
+    *("front", "step_type", "signal", "wake_at", "link", "life"),
 }
 """The header fields that stay readable. Any other may hold what a user's code said, and is encrypted."""
 
@@ -235,9 +235,9 @@ class RecordCipher:
 
     # -- signals -----------------------------------------------------------------------------------
 
-    def keep_signal(self, run_id: str, signal: Signal) -> Signal:
+    def keep_signal(self, run_id: str, life: str, signal: Signal) -> Signal:
         """Seal or encrypt `signal` for the backend."""
-        place, vault = _place_of_signal(run_id, signal), self._vault
+        place, vault = _place_of_signal(run_id, life, signal), self._vault
         content = b"" if signal.payload is None else b"=" + signal.payload
         if signal.by is not None:
             by = signal.by.encode()
@@ -248,10 +248,10 @@ class RecordCipher:
         seal = self._seals.seal_of(b"%s %s %s" % (form, place, content))
         return signal._replace(payload=b"%s%s %s %s" % (_MARK, seal, form, content), by=None)
 
-    def opened_signal(self, run_id: str, signal: Signal) -> Signal:
+    def opened_signal(self, run_id: str, life: str, signal: Signal) -> Signal:
         """Return the signal that `keep_signal` was given. Raise `CheckpointIntegrityError` for
         another: no run may act on it."""
-        payload, place = signal.payload or b"", _place_of_signal(run_id, signal)
+        payload, place = signal.payload or b"", _place_of_signal(run_id, life, signal)
         if not payload.startswith(_MARK):
             if not self._seals.accepts_unsealed:
                 raise _refusal(run_id, signal, UNSEALED)
@@ -449,7 +449,7 @@ def _sealed_part_of(row: Row) -> bytes:
 
     The other fields change without a new seal: a renewal of a lease, for one, writes no whole row.
     """
-    place = ("row", row.run_id, row.sequence, row.status, row.blocked_by)
+    place = ("row", *_run(row.run_id, row.life), row.sequence, row.status, row.blocked_by)
     wake_at = None if row.wake_at is None else float(row.wake_at)
     return _encode((*place, row.reason, row.cancel, row.waiting, wake_at, bool(row.degraded), row.missed))
 
@@ -462,9 +462,13 @@ def _place_of(run_id: str, record: Record) -> dict[str, Any]:
     return {**place, "visit": record.visit}
 
 
-def _place_of_signal(run_id: str, signal: Signal) -> bytes:
+def _place_of_signal(run_id: str, life: str, signal: Signal) -> bytes:
     number, name, _, signal_id, to, sent_at, _ = signal
-    return _encode(("signal", run_id, number, name, signal_id, to, float(sent_at)))
+    return _encode(("signal", *_run(run_id, life), number, name, signal_id, to, float(sent_at)))
+
+
+def _run(run_id: str, life: str) -> tuple[str, ...]:
+    return (run_id, life) if life else (run_id,)
 
 
 def _place_of_live(run_id: str, event: LiveEvent) -> bytes:

@@ -204,7 +204,7 @@ def lines_of(
 ) -> list[bytes]:
     """Return the lines of a run. None contains a line break."""
     fields = {name: value for name, value in asdict(row).items() if value or name != "blocked_by"}
-    del fields["nonce"], fields["seal"]
+    del fields["nonce"], fields["seal"], fields["life"]
     lines = [_encode({"run": fields})]
     for record in records:
         envelope = envelope_of(record)

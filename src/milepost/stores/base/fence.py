@@ -76,6 +76,8 @@ class Row(msgspec.Struct, frozen=True):
     """Why a blocked run is blocked: "crashes", "bug", "input" or "value"; "" for every other one."""
     seal: str = ""
     """The proof of how the run stands and of what people are told; "" in a store without keys."""
+    life: str = ""
+    """The random id of the run's life, which each of its records names; "" for a run of an older release."""
 
 
 class TokenState(NamedTuple):

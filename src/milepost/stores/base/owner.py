@@ -195,7 +195,8 @@ class OwnerStore(WorkerStore):
             raise ValueError(f"a start record has sequence 0, not {new.record.sequence}")
         me = this_process()
         token = Token(new.run_id, 1, new.nonce, me.key)
-        record = self._sealed(new.run_id, new.record, "", "")
+        life = self.draw_life()
+        record = self._sealed(new.run_id, life, new.record, "", "")
         is_owned = new.status == "running"
 
         def body(tx: Transaction) -> None:
@@ -221,6 +222,7 @@ class OwnerStore(WorkerStore):
                 lease_until=self._lease_end(now, new.lease) if is_owned else None,
                 wake_at=new.wake_at,
                 tags=dict(new.tags),
+                life=life,
             )
             tx.add_row(row)
             tx.insert(new.run_id, (record,))
@@ -229,7 +231,7 @@ class OwnerStore(WorkerStore):
         if is_owned:
             self._held[new.run_id] = TokenState(token)
             link = link_of(record.header)
-            self._links.note(token, 0, "", 0, link)
+            self._links.note(token, life, 0, "", 0, link)
             if self._bases is not None and new.record.size >= SMALLEST:
                 self._bases.know(new.run_id, token, Base(new.record, link, 0, new.record.size, 0, True))
         return token
@@ -268,16 +270,17 @@ class OwnerStore(WorkerStore):
         if ruling.outcome != "claimed":
             tx.put_row(ruling.row)
             return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
-        owner = self._owner_record(tx, row.run_id, request.record)
+        owner = self._owner_record(tx, row, request.record)
         tx.take(ruling.row, owner)
         if request.finish is not None:
             release = Release("finished", degraded=row.degraded, missed=row.missed)
             ended = fence.end_ownership(ruling.row, release, newest=request.finish.sequence, now=now)
             tx.put_row(ended)
-            tx.insert(row.run_id, (self._sealed(row.run_id, request.finish, "", link_of(owner.header)),))
+            finish = self._sealed(row.run_id, row.life, request.finish, "", link_of(owner.header))
+            tx.insert(row.run_id, (finish,))
             return Claimed("claimed", None, self._view_of(tx, ended, "free", checkpoint, request.finish.sequence))
         token = Token(row.run_id, request.epoch, request.nonce, me.key)
-        self._links.note(token, owner.sequence, "", owner.sequence, link_of(owner.header))
+        self._links.note(token, row.life, owner.sequence, "", owner.sequence, link_of(owner.header))
         if self._bases is not None:
             self._bases.hand_over(row, token)
         return Claimed("claimed", token, self._view_of(tx, ruling.row, "ours", checkpoint, request.record.sequence))
@@ -418,42 +421,40 @@ class OwnerStore(WorkerStore):
         if not records:
             return ()
         first = records[0].sequence
-        prev = self._links.before(token, first)
-        if prev is None:
-            prev = self._link_in_journal(token.run_id, first - 1)
+        life, prev = self._links.before(token, first) or self._life_and_link(token.run_id, first - 1)
         if len(records) == 1 and records[0].size < SMALLEST:  # as nearly all are
             if self._bases is not None:
                 self._bases.take_back(token.run_id)
-            stored = self._sealed(token.run_id, records[0], "", prev)
-            self._links.note(token, first, prev, first, link_of(stored.header))
+            stored = self._sealed(token.run_id, life, records[0], "", prev)
+            self._links.note(token, life, first, prev, first, link_of(stored.header))
             return (stored,)
-        chaining = Chaining(functools.partial(self._sealed, token.run_id), prev)
+        chaining = Chaining(functools.partial(self._sealed, token.run_id, life), prev)
         if self._bases is not None:
             kept = self._bases.lessened(token, records, chaining)
         else:
             kept = tuple([chaining(record, "") for record in records])
-        self._links.note(token, first, prev, records[-1].sequence, chaining.link)
+        self._links.note(token, life, first, prev, records[-1].sequence, chaining.link)
         return kept
 
-    def _link_in_journal(self, run_id: str, sequence: int) -> str:
-        """Return the link of a record, "" if there is none: then nothing is written after it either."""
+    def _life_and_link(self, run_id: str, sequence: int) -> tuple[str, str]:
+        """Return the life of a run and the link of a record, "" if there is none: then nothing is written after it either."""
         with suppress(DamagedRow, RunNotFoundError), self._read("append") as tx:
-            return tx.link(run_id, sequence)
-        return ""
+            return tx.life(run_id) or "", tx.link(run_id, sequence)
+        return "", ""
 
-    def _owner_record(self, tx: DecodingTransaction, run_id: str, record: Record) -> Record:
+    def _owner_record(self, tx: DecodingTransaction, row: Row, record: Record) -> Record:
         """Return the record of a claim as the backend stores it. It covers the last record that is proven, and names the
         damaged ones after it.
         """
-        link, passed = tx.proven_end(run_id)
+        link, passed = tx.proven_end(row.run_id)
         if passed:
             text = ",".join(map(str, passed))
             record = record._replace(header=b'%s,"passed":[%s]' % (record.header or b"", text.encode()))
-        return self._sealed(run_id, record, "", link)
+        return self._sealed(row.run_id, row.life, record, "", link)
 
-    def _following(self, tx: Transaction, run_id: str, record: Record) -> Record:
+    def _following(self, tx: Transaction, row: Row, record: Record) -> Record:
         """Return the record, which is the next one of its run, as the backend stores it."""
-        return self._sealed(run_id, record, "", tx.link(run_id, tx.newest(run_id)))
+        return self._sealed(row.run_id, row.life, record, "", tx.link(row.run_id, tx.newest(row.run_id)))
 
     def _note_kept(self, token: Token, records: Sequence[Record]) -> None:
         if self._bases is not None:
@@ -584,7 +585,7 @@ class OwnerStore(WorkerStore):
             if self._bases is not None:
                 # An owner that goes on from here writes its states as differences to this one.
                 base = tx.proven_base_of(run_id, after)
-                if base is not None:
+                if base is not None and base.is_verified:
                     self._bases.know(run_id, row, base)
             if tail is None:
                 tail = [] if after == newest else tx.records(run_id, after=after, before=before)
@@ -724,7 +725,9 @@ class OwnerStore(WorkerStore):
 
     # -- shared ------------------------------------------------------------------------------------
 
-    def _sealed(self, run_id: str, record: Record, base: str, prev: str, *, is_verified: bool = True) -> Record:
+    def _sealed(
+        self, run_id: str, life: str, record: Record, base: str, prev: str, *, is_verified: bool = True
+    ) -> Record:
         """Return `record` as the backend stores it: compressed, with its digests, and sealed or encrypted.
 
         `base` is the link of the record that a difference builds on, `prev` that of the record before it in the journal; a
@@ -733,7 +736,7 @@ class OwnerStore(WorkerStore):
         assert record.header is not None
         sequence, kind, node_id, visit, size, _, payload, packing = stored = self._packed(record)
         # Every record passes here, so it is made once.
-        header = record.header + digests_of(record, stored, base, prev if sequence else None)
+        header = record.header + digests_of(record, stored, base, prev if sequence else None, life)
         if self._keeper is not None:
             return self._keeper.keep(run_id, stored._replace(header=header), is_verified=is_verified)
         return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))

@@ -64,6 +64,8 @@ class SQLTransaction(Transaction):
 
     _numbers: dict[str, int]
     """The `id` of each run that was looked up."""
+    _lives: dict[str, str]
+    """The life of each run whose row was looked up."""
 
     @abstractmethod
     def _execute(self, query: str, values: Any) -> Any:
@@ -77,9 +79,13 @@ class SQLTransaction(Transaction):
         """Return the run's `id`, or -1 (before all others) if there is no such run."""
         number = self._numbers.get(run_id)
         if number is None:
-            found = self._execute("SELECT id FROM {runs} WHERE run_id = ?", (run_id,)).fetchone()
-            number = self._numbers[run_id] = -1 if found is None else found[0]
+            found = self._fetch("SELECT id, life FROM {runs} WHERE run_id = ?", (run_id,))
+            number, life = found[0] if found else (-1, "")
+            self._numbers[run_id], self._lives[run_id] = number, life
         return number
+
+    def life(self, run_id: str) -> str | None:
+        return None if self.number(run_id) < 0 else self._lives[run_id]
 
     def position(self, run_id: str) -> int | None:
         number = self.number(run_id)
@@ -240,6 +246,14 @@ class SQLTransaction(Transaction):
     def has_signal(self, run_id: str, signal_id: str) -> bool:
         query = "SELECT 1 FROM {signals} WHERE run = ? AND signal_id = ?"
         return bool(self._fetch(query, (self.number(run_id), signal_id)))
+
+    def put_signals(self, run_id: str, signals: Sequence[Signal]) -> None:
+        for signal in signals:
+            place = self.number(run_id), signal.number
+            self._execute(
+                "UPDATE {signals} SET payload = ?, sent_by = ? WHERE run = ? AND number = ?",
+                (signal.payload, signal.by, *place),
+            )
 
     def add_signal(self, run_id: str, signal: Signal) -> None:
         query = f"INSERT INTO {{signals}} (run, {_SIGNAL_COLUMNS}) VALUES ({', '.join('?' * (1 + len(signal)))})"  # noqa: S608

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -20,6 +20,7 @@ from milepost.errors import (
     CheckpointCorruptError,
     CheckpointNotFoundError,
     DeserializeStateError,
+    OptionError,
     RunExistsError,
     RunNotFoundError,
     RunNotResumableError,
@@ -28,7 +29,7 @@ from milepost.errors import (
 )
 from milepost.model.ids import is_gone
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import ENCRYPTED, UNENCRYPTED, UNLINKED, Record, format_time, make_record
+from milepost.model.record import ENCRYPTED, REFUSED, Record, format_time, make_record
 from milepost.store import (
     ENDED,
     MAX_REASON_BYTES,
@@ -44,6 +45,7 @@ from milepost.store import (
     shortened,
 )
 from milepost.stores.base import fence
+from milepost.stores.base.decoding_transaction import DecodingTransaction
 from milepost.stores.base.deltas import chained
 from milepost.stores.base.fence import Row
 from milepost.stores.base.links import Chaining
@@ -168,7 +170,7 @@ class Keeping(Pruning):
 
     def _envelope(self, run_id: str, record: Record) -> bytes:
         """Return the envelope of a record. Raise `CheckpointIntegrityError` if the store lacks the key to open it."""
-        if record.packing in {ENCRYPTED, UNENCRYPTED, UNLINKED}:
+        if record.packing == ENCRYPTED or record.packing in REFUSED:
             self.seals.check(run_id, record)
         return record.envelope()
 
@@ -179,22 +181,46 @@ class Keeping(Pruning):
             raise TypeError(f"what an export wrote is bytes, not {type(data).__name__}")
         if run_id is not None:
             check_run_id(run_id)
-        copy = read_run(bytes(data), self.export_seals, run_id)
-        run_id = copy.row.run_id
+        copy = self._in_new_life(read_run(bytes(data), self.export_seals, run_id))
+        self._change("import", functools.partial(self._keep_copy, copy))
+        return copy.row.run_id
+
+    def _in_new_life(self, copy: Copy) -> Copy:
+        """Return a copy with its records as they are stored: in a life of their own, and sealed if it is verified."""
+        life = self.draw_life()
 
         def sealed(record: Record, base: str, prev: str) -> Record:
-            prev = copy.prevs.get(record.sequence, prev)
-            return self._sealed(run_id, record, base, prev, is_verified=copy.is_verified)
+            # What no key vouches for names no record with a seal of a key either.
+            before_gap = copy.prevs.get(record.sequence) if copy.is_verified else None
+            seal = functools.partial(self._sealed, copy.row.run_id, life, is_verified=copy.is_verified)
+            return seal(record, base, before_gap or prev)
 
         seal = Chaining(sealed, "")
         if self.keeps_differences:
             stored, _ = chained(copy.records, {}, seal, compressing=self.compresses_differences)
         else:
             stored = tuple([seal(record, "") for record in copy.records])
-        self._change("import", functools.partial(self._keep_copy, copy, stored))
-        return run_id
+        return copy._replace(row=replace(copy.row, life=life), records=stored)
 
-    def _keep_copy(self, copy: Copy, records: tuple[Record, ...], tx: Transaction) -> None:
+    def seal_run(self, run_id: str) -> None:
+        check_run_id(run_id)
+        if self._keeper is None:
+            raise OptionError(
+                f"the store {self.place} has no keys to seal run {run_id!r} with: open it with signing_key",
+                option="signing_key",
+            )
+
+        def body(tx: Transaction) -> None:
+            assert isinstance(tx, DecodingTransaction)
+            row = self._row(tx, run_id)
+            self._refuse_live(row, self._state(row, self.clock.time()), "sealed")
+            tx.seal_again(run_id)
+            tx.put_row(row)
+
+        self._change("seal_run", body)
+        _logger.info("run %r was sealed anew in %s", run_id, self.place, extra={"run_id": run_id})
+
+    def _keep_copy(self, copy: Copy, tx: Transaction) -> None:
         run_id = copy.row.run_id
         there = tx.row(run_id)
         if there is not None:
@@ -205,7 +231,7 @@ class Keeping(Pruning):
                 status=status,
             )
         tx.add_row(copy.row)
-        for group in _groups(records):
+        for group in _groups(copy.records):
             tx.insert(run_id, group)
         for signal in copy.signals:
             tx.add_signal(run_id, signal)
@@ -254,9 +280,23 @@ class Runs(Keeping):
             now = self.clock.time()  # after the row: a backend may wait for it
             if row is not None:
                 self._refuse_live(row, self._state(row, now), "saved to")
-            save_from_outside(tx, run_id, node_id, copied, now, row, self._following)
+            self._save_from_outside(tx, run_id, node_id, copied, now, row)
 
         self._change("save", body)
+
+    def _save_from_outside(
+        self, tx: Transaction, run_id: str, node_id: str, data: bytes, timestamp: float, row: Row | None
+    ) -> None:
+        """Add a visit from outside, with the run's next number and next epoch. Create the run if `row` is None."""
+        if row is None:
+            row = Row(run_id, "", "interrupted", timestamp, timestamp, epoch=0, life=self.draw_life())
+            tx.add_row(row)
+        sequence = tx.newest(run_id) + 1
+        visit = tx.last_visit(run_id, node_id) + 1
+        record = self._following(tx, row, saved_record(run_id, sequence, node_id, visit, data, timestamp))
+        new = fence.intruded(row, sequence, timestamp)
+        tx.put_row(replace(new, status="interrupted", reason="") if row.status in ENDED else new)
+        tx.insert(run_id, (record,))
 
     def load(self, run_id: str, node_id: str, visit: int | None = None) -> bytes:
         check_run_id(run_id)
@@ -322,7 +362,7 @@ class Runs(Keeping):
                 fields["live"] = [list(span) for span in new.live]
                 fields["used"] = [number for number in used if number is not None]
             record = make_record(run_id, newest + 1, format_time(now), "owner", node_id, visit, fields=fields)
-            record = self._sealed(run_id, record, "", link)
+            record = self._sealed(run_id, row.life, record, "", link)
             if first is None and row.status == "finished" and point is not None and point.record.node_id == node_id:
                 new = replace(new, status="interrupted", reason=f"its result, of node {node_id!r}, was deleted")
             tx.put_row(new)
@@ -588,7 +628,7 @@ class Runs(Keeping):
             if new is not None and outcome == "cancelled":
                 fields = {"status": "cancelled", "reason": reason, "by": by, "epoch": new.epoch}
                 record = make_record(run_id, newest + 1, format_time(now), "finish", fields=fields)
-                tx.insert(run_id, (self._following(tx, run_id, record),))
+                tx.insert(run_id, (self._following(tx, row, record),))
             return outcome
 
         return self._change("request_cancel", body)
@@ -641,27 +681,3 @@ def _without_what_follows(row: Row, node_id: str, first: int, sequence: int) -> 
     return replace(
         new, status="interrupted", reason=f"its step {node_id!r} was deleted, and what followed counts no more"
     )
-
-
-def save_from_outside(
-    tx: Transaction,
-    run_id: str,
-    node_id: str,
-    data: bytes,
-    timestamp: float,
-    row: Row | None,
-    following: Callable[[Transaction, str, Record], Record],
-) -> None:
-    """Add a visit from outside, with the run's next number and next epoch. Create the run if `row` is None.
-
-    `following` seals the next record of a run.
-    """
-    if row is None:
-        row = Row(run_id, "", "interrupted", created_at=timestamp, updated_at=timestamp, epoch=0)
-        tx.add_row(row)
-    sequence = tx.newest(run_id) + 1
-    visit = tx.last_visit(run_id, node_id) + 1
-    record = following(tx, run_id, saved_record(run_id, sequence, node_id, visit, data, timestamp))
-    new = fence.intruded(row, sequence, timestamp)
-    tx.put_row(replace(new, status="interrupted", reason="") if row.status in ENDED else new)
-    tx.insert(run_id, (record,))

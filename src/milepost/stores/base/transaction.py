@@ -293,9 +293,7 @@ class Transaction(abc.ABC):
         """Add records. Their headers are sealed, and their numbers were never used."""
 
     def put_payload(self, run_id: str, record: Record) -> None:
-        """Replace header, payload and packing of a stored record by others that say the same. Only backends with
-        `keeps_differences` have this.
-        """
+        """Replace header, payload and packing of a stored record by others that say the same."""
         raise NotImplementedError
 
     def hold(self, run_id: str) -> None:  # noqa: B027 - most backends need do nothing
@@ -313,6 +311,10 @@ class Transaction(abc.ABC):
         """Return the link of a record, "" if there is none with that number."""
         stored = self.records(run_id, after=sequence - 1, before=sequence + 1)
         return link_of(stored[0].header) if stored else ""
+
+    @abc.abstractmethod
+    def life(self, run_id: str) -> str | None:
+        """Return the id of the run's life as its row has it, proven or not; None if there is no such run."""
 
     @abc.abstractmethod
     def newest(self, run_id: str) -> int:
@@ -395,6 +397,10 @@ class Transaction(abc.ABC):
     @abc.abstractmethod
     def add_signal(self, run_id: str, signal: Signal) -> None:
         """Add a signal."""
+
+    def put_signals(self, run_id: str, signals: Sequence[Signal]) -> None:
+        """Replace the payloads of stored signals, and `by`, by others that say the same."""
+        raise NotImplementedError
 
     # -- statements of users -----------------------------------------------------------------------
 
@@ -520,6 +526,7 @@ class _RowColumns(msgspec.Struct, array_like=True):
     pruned: Count
     blocked_by: str
     seal: str
+    life: str
     id: int
 
 
@@ -563,6 +570,7 @@ def row_values(row: Row) -> tuple[Any, ...]:
         row.pruned,
         row.blocked_by,
         row.seal,
+        row.life,
     )
 
 
@@ -589,7 +597,7 @@ def row_of(values: Sequence[Any]) -> Row:
             _decode_tags(values[19]) if values[19] != "{}" else {},
             _decode_live(values[20]) if values[20] != "[]" else (),
             bool(values[21]),
-            *values[22:26],
+            *values[22:27],
         )
         return Row(*columns)
     except msgspec.MsgspecError as exc:

@@ -105,6 +105,7 @@ class RowText(msgspec.Struct, omit_defaults=True):
     pruned: Count = 0
     blocked_by: str = ""
     seal: str = ""
+    life: str = ""
 
 
 class Placed(msgspec.Struct, omit_defaults=True):

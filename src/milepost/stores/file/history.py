@@ -117,6 +117,11 @@ class History:
                 found.append(signal)
         return found[::-1]
 
+    def places_of_signals(self) -> dict[int, int]:
+        """Return the number of each signal's commit, by the number of the signal."""
+        commits = self._with_signals("line")
+        return {placed.number: commit.header.commit for commit in commits for placed in commit.header.signals}
+
     def signal_ids(self) -> Collection[str]:
         """Return the ids of all signals. The log remembers them, so that only new ones are read."""
         known, after = self._log.signal_ids, self._log.newest_signal

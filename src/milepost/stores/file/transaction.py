@@ -302,6 +302,12 @@ class FileTransaction(Transaction):
         if not lock(self._held[run_id]) or exists(change.log.path(change.tail.number + 1)):
             raise WriteConflict
 
+    def life(self, run_id: str) -> str | None:
+        with suppress(DamagedRow):
+            row = self.row(run_id)
+            return None if row is None else row.life
+        return None
+
     def newest(self, run_id: str) -> int:
         try:
             change = self._run(run_id)
@@ -452,6 +458,13 @@ class FileTransaction(Transaction):
             history = self._history(run_id)
             is_kept = history is not None and signal_id in history.signal_ids()
         return is_kept or any(signal.signal_id == signal_id for signal in self._run(run_id).signals)
+
+    def put_signals(self, run_id: str, signals: Sequence[Signal]) -> None:
+        with self._standing(run_id):
+            history, new = self._history(run_id), {signal.number: signal for signal in signals}
+            places = {} if history is None else history.places_of_signals()
+        rewritten = self._run(run_id).rewritten_signals
+        rewritten |= {number: (place, new[number]) for number, place in places.items() if number in new}
 
     def add_signal(self, run_id: str, signal: Signal) -> None:
         self._run(run_id).signals.append(signal)

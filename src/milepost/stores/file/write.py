@@ -76,6 +76,8 @@ class Change:
     removal: Removal | None = None
     rewritten: dict[int, tuple[int, Record]] = field(default_factory=dict)
     """By sequence, records to store in another form that says the same, with the numbers of their commits."""
+    rewritten_signals: dict[int, tuple[int, Signal]] = field(default_factory=dict)
+    """The same for signals, by number."""
     is_deletion: bool = False
 
     @property
@@ -141,7 +143,7 @@ class _NextCommit:
             if new.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
                 self._parts.leases.renew(self._parts.leases.path(self._log.folder, new.epoch))
         # These rewrites say the same as before, so they do no harm if this commit comes too late.
-        _rewrite(self._parts, self._log, self.change.rewritten)
+        _rewrite(self._parts, self._log, self.change.rewritten, self.change.rewritten_signals)
         self._made = self._parts.files.write(encode(header, self._lines))
 
     def put(self) -> bool:
@@ -286,17 +288,21 @@ def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
     return tuple(spans)
 
 
-def _rewrite(parts: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Record]]) -> None:
-    """Rewrite existing records in another form."""
-    for number in sorted({number for number, _ in rewritten.values()}):
+def _rewrite(
+    parts: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Record]], sent: Mapping[int, tuple[int, Signal]]
+) -> None:
+    """Rewrite existing records and signals in another form."""
+    numbers = {number for number, _ in (*rewritten.values(), *sent.values())}
+    for number in sorted(numbers):
         commit = log.load(number, "whole")
         records = [
             rewritten[placed.sequence][1] if placed.sequence in rewritten else commit.record(at, placed)
             for at, placed in commit.places()
         ]
-        made = parts.files.write(encode(commit.header, Lines(records, [*commit.signals()])))
+        signals = [sent[signal.number][1] if signal.number in sent else signal for signal in commit.signals()]
+        made = parts.files.write(encode(commit.header, Lines(records, signals)))
         os.replace(made, log.path(number))
-    if rewritten:
+    if numbers:
         sync_folder(log.folder)
 
 

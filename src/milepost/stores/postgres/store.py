@@ -19,6 +19,8 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from msgspec.structs import replace
+
 from milepost.errors import StoreError
 from milepost.model.ids import SYSTEM, this_process
 from milepost.model.record import ZSTD, Record, compress, unpacked_limit
@@ -37,6 +39,8 @@ from milepost.stores.postgres.schema import SCHEMA
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
+
+    from milepost.stores.base.encryption import RecordCipher
 
 T = TypeVar("T")
 
@@ -227,7 +231,7 @@ class PostgresStore(PostgresBackend):
         """Write the ordinary ones of `appends`. Return the indexes of those that were written."""
         if len(appends) == 1 and appends[0].release is None and len(appends[0].records) == 1:
             return {0} if self._appends.one(link, appends[0].token, appends[0].records[0]) else set()
-        keep = _as_it_is if self._keeper is None else self._keeper.seal_row
+        keep = _as_it_is if self._keeper is None else partial(self._sealed_row, self._keeper)
         # The second of two appends to one run fits only once the first is written.
         first_of_run: dict[str, int] = {}
         for index, append in enumerate(appends):
@@ -236,6 +240,10 @@ class PostgresStore(PostgresBackend):
         chosen = [appends[index] for index in first]
         written = self._appends.many(link, chosen, self.clock.time(), keep, is_whole=is_whole)
         return {first[index] for index in written}
+
+    def _sealed_row(self, keeper: RecordCipher, row: Row) -> Row:
+        """Seal a row of which only the end of an ownership is known, and the run whose records were just sealed."""
+        return keeper.seal_row(replace(row, life=self._links.life_of(row.run_id)))
 
     def _append_under_locks(self, appends: builtins.list[Append], *, is_in_doubt: bool) -> builtins.list[Verdict]:
         """Lock the rows, judge each append, and write those that are valid, in one commit.

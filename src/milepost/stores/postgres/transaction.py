@@ -100,7 +100,7 @@ class PostgresTransaction(SQLTransaction):
         self._is_write = is_write
         self._is_fresh = True
         """True until something is read."""
-        self._numbers = {}
+        self._numbers, self._lives = {}, {}
         self._facts: dict[str, tuple[int, RecordEntry | None]] = {}
         """The newest number and the newest checkpoint of runs that were asked about."""
 
@@ -154,7 +154,7 @@ class PostgresTransaction(SQLTransaction):
 
     def _note(self, values: Sequence[Any]) -> None:
         """Remember the facts that came with a row: its `id`, and in a read the newest of its records."""
-        self._numbers[values[0]] = values[ROW_WIDTH - 1]
+        self._lives[values[0]], self._numbers[values[0]] = values[ROW_WIDTH - 2 : ROW_WIDTH]
         if len(values) > ROW_WIDTH:
             self._facts[values[0]] = _facts_of(values[ROW_WIDTH:])
 
@@ -162,7 +162,7 @@ class PostgresTransaction(SQLTransaction):
         found = self._execute(INSERT_ROW, columns_of_row(row)).fetchone()
         if found is None:
             raise WriteConflict
-        self._numbers[row.run_id] = found[0]
+        self._numbers[row.run_id], self._lives[row.run_id] = found[0], row.life
 
     def put_row(self, row: Row) -> None:
         self._execute(UPDATE_ROW, (*columns_of_row(row), self.number(row.run_id)))

@@ -93,7 +93,8 @@ CREATE TABLE runs (
     sequence INTEGER NOT NULL,
     pruned INTEGER NOT NULL DEFAULT 0,
     blocked_by TEXT NOT NULL DEFAULT '',
-    seal TEXT NOT NULL DEFAULT ''
+    seal TEXT NOT NULL DEFAULT '',
+    life TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX runs_cancel ON runs (flow) WHERE cancel IS NOT NULL;
 CREATE INDEX runs_by_creation ON runs (created_at);
@@ -180,7 +181,8 @@ _STEPS = {
     6: "CREATE INDEX IF NOT EXISTS runs_by_creation ON runs (created_at);",
     7: "CREATE TABLE IF NOT EXISTS paused_schedules (name TEXT PRIMARY KEY, time REAL NOT NULL, body BLOB NOT NULL) "
     "STRICT, WITHOUT ROWID;\n"
-    "DROP VIEW IF EXISTS journal;\nDROP VIEW IF EXISTS checkpoints;\nALTER TABLE records DROP COLUMN note;\n" + _VIEWS,
+    "DROP VIEW IF EXISTS journal;\nDROP VIEW IF EXISTS checkpoints;\nALTER TABLE records DROP COLUMN note;\n"
+    "ALTER TABLE runs ADD COLUMN life TEXT NOT NULL DEFAULT '';\n" + _VIEWS,
 }
 """For each version, the statements that turn its tables into the next version's."""
 _DROPPED = {"noteTEXT"}

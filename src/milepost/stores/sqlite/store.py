@@ -29,7 +29,7 @@ from milepost.stores.base.deltas import SMALLEST
 from milepost.stores.base.group_commit import GroupCommit
 from milepost.stores.base.live import MemoryShelf
 from milepost.stores.base.owner import has_statements
-from milepost.stores.base.store import Runs, save_from_outside
+from milepost.stores.base.store import Runs
 from milepost.stores.base.workers import MemoryWorkerShelf, WorkerTables
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.live import LiveFile
@@ -514,7 +514,7 @@ class SQLiteStore(Runs):
             except (TypeError, InvalidIDError):
                 left.append((run_id, node_id))
                 continue
-            save_from_outside(tx, run_id, node_id, data, self._parse(timestamp), tx.row(run_id), self._following)
+            self._save_from_outside(tx, run_id, node_id, data, self._parse(timestamp), tx.row(run_id))
         if left:
             _logger.warning(
                 "%d rows of %s stay in its table checkpoints_v0, for no run can have their ids: the first is %.200r",

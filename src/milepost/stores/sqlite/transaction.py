@@ -133,12 +133,12 @@ class _Guard:
 _ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
     "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned, blocked_by, "
-    "seal"
+    "seal, life"
 )
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
 _FEW = "(SELECT id AS found FROM runs WHERE {}) CROSS JOIN runs ON runs.id = found"
-_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 26)})"  # noqa: S608
-_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 26)}) WHERE id = ?"  # noqa: S608
+_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 27)})"  # noqa: S608
+_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 27)}) WHERE id = ?"  # noqa: S608
 
 # Rows are looked up one by one: without CROSS JOIN, which keeps that order, all runs might be read.
 _RENEW = """
@@ -231,7 +231,7 @@ class SQLiteTransaction(SQLTransaction):
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._numbers = {}
+        self._numbers, self._lives = {}, {}
 
     def _execute(self, query: str, values: Sequence[Any]) -> sqlite3.Cursor:
         return self._connection.execute(_with_tables(query), values)
@@ -249,7 +249,7 @@ class SQLiteTransaction(SQLTransaction):
 
     def _row(self, values: Sequence[Any]) -> Row:
         row = row_of(values)
-        self._numbers[row.run_id] = values[-1]
+        self._numbers[row.run_id], self._lives[row.run_id] = values[-1], row.life
         return row
 
     def _row_to_show(self, values: Sequence[Any]) -> Row:
@@ -257,7 +257,7 @@ class SQLiteTransaction(SQLTransaction):
         try:
             return self._row(values)
         except DamagedRow as exc:
-            self._numbers[str(values[0])] = values[-1]
+            self._numbers[str(values[0])], self._lives[str(values[0])] = values[-1], str(values[-2])
             return row_to_show(values, exc)
 
     def _fetch(self, query: str, values: Sequence[Any]) -> builtins.list[Any]:
@@ -277,7 +277,7 @@ class SQLiteTransaction(SQLTransaction):
 
     def add_row(self, row: Row) -> None:
         cursor = self._execute(_INSERT_ROW, row_values(row))
-        self._numbers[row.run_id] = cursor.lastrowid or 0
+        self._numbers[row.run_id], self._lives[row.run_id] = cursor.lastrowid or 0, row.life
 
     def put_row(self, row: Row) -> None:
         self._execute(_UPDATE_ROW, (*row_values(row), self.number(row.run_id)))
