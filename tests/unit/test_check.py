@@ -138,6 +138,63 @@ def test_a_finished_run_is_cut_before_its_end(store: MemoryStore) -> None:
     assert "2 of 2 runs of 1 flow" in str(report)
 
 
+def routed(*targets: str) -> CompiledGraph[dict[str, Any]]:
+    """A graph that goes on at the first of these targets after its first node."""
+    graph = Graph(dict[str, Any]).add_node("a", plus).set_entry("a")
+    for node_id in targets:
+        graph.add_node(node_id, plus).add_edge(node_id, END)
+    return graph.add_conditional_edge("a", lambda state: targets[0], targets).compile("orders")
+
+
+def around(ids: str, *, outer: str = "in") -> CompiledGraph[dict[str, Any]]:
+    """A graph with a fork, one inside a node, and a map of one."""
+    graph = Graph(dict[str, Any]).add_node("a", plus).add_node("b", plus).add_node("c", plus)
+    graph.add_node("d", plus, merge=lambda before, states: before).add_subgraph(outer, line(ids, "inner"))
+    graph.add_map("map", lambda state: [state], line(ids, "inner"), merge=lambda state, results: state)
+    graph.add_node("z", plus)
+    for before, after in ("ab", "ac", "bd", "cd", ("d", outer), (outer, "map"), ("map", "z"), ("z", END)):
+        graph.add_edge(before, after)
+    return graph.set_entry("a").compile("orders")
+
+
+TAKEN = "the path took the edge {} -> {}, which is gone"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "verdict", "told"),
+    [
+        (line("abcd"), line("abcd"), "continue", ""),
+        (line("abcd"), line("axcd"), "refuse", "was at node 'b', which flow 'orders' does not have (node 'b' is gone"),
+        (line("abcd"), line("xbcd"), "refuse", "was at node 'a', which"),
+        (line("abcd"), line("acd"), "refuse", "was at node 'b', which"),
+        (line("abcd"), line("abxcd"), "continue", TAKEN.format("b", "c")),
+        (line("abcd"), line("abcde"), "continue", TAKEN.format("d", "END")),
+        (routed("b", "c"), routed("c", "b"), "continue", ""),
+        (routed("b", "c"), routed("b"), "continue", "node 'c' is gone"),
+        (routed("b", "c"), routed("c"), "refuse", "node 'b', which"),
+        (around("xy"), around("xy"), "continue", ""),
+        (around("xy"), around("xz"), "refuse", "was at node 'in/y', which"),
+        (around("xy"), around("xy", outer="out"), "refuse", "was at node 'in', which"),
+        (around("xy"), around("xzy"), "continue", TAKEN.format("map/*/x", "y")),
+    ],
+)
+def test_each_node_of_the_path_of_a_finished_run_is_compared(was: Any, now: Any, verdict: str, told: str) -> None:
+    store = MemoryStore()
+    was.run({"n": 1}, store=store, run_id="f-1")
+    (group,) = checked(store, now, finished=1).groups
+    assert (verdict, verdict == "continue") == (group.verdict, checked(store, now, finished=1).ok)
+    assert told in (group.reason if verdict == "refuse" else "; ".join(group.differences))
+    assert (verdict == "refuse") == group.remedy.startswith("if it was renamed, pass rename=")
+
+
+def test_what_a_superseded_visit_was_at_is_not_on_the_path() -> None:
+    store = MemoryStore()
+    line("axd").run({"n": 1}, store=store, run_id="f-1")
+    line("acd").resume_from(store, "f-1", "a", reroute=True, rename={"x": "c"})
+    assert ["x", "d", "c", "d"] == [visit.node_id for visit in store.history("f-1")][1:]
+    assert checked(store, line("acd"), finished=1).ok
+
+
 def test_a_finished_run_of_a_workflow_is_compared_with_all_its_steps() -> None:
     def asking(*names: str) -> Workflow[..., Any]:
         def code() -> Iterator[Any]:

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from milepost.checking.grouping import Groups, RunVerdict, bare_node
+from milepost.checking.paths import compare_path
 from milepost.checking.report import CheckReport
 from milepost.drivers import SyncDriver
 from milepost.engine.engine import Engine
@@ -27,7 +28,7 @@ from milepost.errors import (
 )
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Routine, ask
-from milepost.executor.flow import Flow
+from milepost.executor.flow import Flow, GraphFlow
 from milepost.executor.journal import read_start
 from milepost.model.failure import describe
 from milepost.model.info import RunInfo
@@ -62,7 +63,8 @@ def check(
     `status` (None: all that can go on), `flow` and `tags` say which runs are meant. Of more than 5 000 runs `sample` are
     checked: of each kind, by flow, fingerprint, place and error, the newest, the oldest and others by chance, and at
     least five. `seed` (None: a new one) makes the same sample again of the same runs. `finished` is the number of the
-    newest finished runs of each flow that are checked too, each cut before its end. `files` are exported runs, which are
+    newest finished runs of each flow that are checked too: each as if it stood before its end, and of a graph each node of
+    its path. `files` are exported runs, which are
     checked instead of those in the store, all of them. A run or file that can't be read is a group of the report. Raises
     `StoreError` if the store fails.
 
@@ -260,6 +262,8 @@ def verdict_of(engine: Engine, flow: Flow, found: ListedRun) -> RunVerdict | Non
             store = cut(engine, flow, found) if found.status == "finished" else found.store
             plan = engine._new_job(flow, found.run_id, options, request, store).plan(ignore_owner=True)
             verdict = RunVerdict.of(plan)
+            if found.status == "finished" and flow.front == "graph" and not verdict.is_bad:
+                verdict = compare_path(found.store, found.run_id, cast("GraphFlow", flow), verdict)
             info = found.store.get_run(found.run_id).info if verdict.is_bad else None
         except RunNotFoundError:
             return None
@@ -279,8 +283,8 @@ def verdict_of(engine: Engine, flow: Flow, found: ListedRun) -> RunVerdict | Non
 def cut(engine: Engine, flow: Flow, found: ListedRun) -> Store:
     """Copy a finished run into a store in memory, up to a point before its end; a run without one stays where it is.
 
-    Of a graph the last node is left out, so that it must still be there. Of a workflow no step is, because all are
-    compared.
+    Of a graph the last node is left out, so that it must still be there; `compare_path` looks at the others. Of a
+    workflow no step is, because all are compared.
     """
     visits = [visit for visit in found.store.history(found.run_id) if not visit.superseded]
     if not visits:
