@@ -128,9 +128,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
-    """Collect no class or function that is `wide`, unless all is asked for."""
-    is_wide = any(mark.name == "wide" for mark in getattr(obj, "pytestmark", ()))
-    return [] if is_wide and not collector.config.getoption("--all") else None
+    """Collect no class or function that is `wide`, unless all is asked for, and none that is `slow` beside others."""
+    marks, option = {mark.name for mark in getattr(obj, "pytestmark", ())}, collector.config.option
+    is_left_out = ("wide" in marks and not option.all) or ("slow" in marks and "not slow" in option.markexpr)
+    return [] if is_left_out else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

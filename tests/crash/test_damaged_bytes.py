@@ -101,7 +101,7 @@ def damage_columns(path: Path, step: int) -> Iterator[tuple[str, str, Any]]:
     connection.close()
 
 
-@pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [16, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_changed_byte_in_a_column_gives_another_value_or_hides_another_run(tmp_path: Path, step: int) -> None:
     path, count = tmp_path / "runs.db", 0
     with SQLiteStore(path, durability="normal") as store:

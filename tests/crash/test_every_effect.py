@@ -238,20 +238,6 @@ def test_a_run_that_dies_again_while_it_is_resumed_ends_as_if_undisturbed(make: 
     assert report.crashes > report.scenarios > len(report.effects)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("make", [retried, resumed_from], ids=lambda make: make.__name__)
-def test_a_run_in_a_file_that_dies_twice_ends_as_if_undisturbed(make: Callable[[], Subject], tmp_path: Path):
-    subject = make()
-    crashtest(
-        subject.graph,
-        subject.input,
-        store=lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock),
-        crashes=2,
-        **subject.options,
-    )
-
-
 # -- what crashtest itself is worth: it must find what is wrong -----------------------------------------------
 
 

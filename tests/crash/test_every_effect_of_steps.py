@@ -514,9 +514,3 @@ def test_a_longer_workflow_that_dies_again_while_it_is_resumed_ends_as_if_undist
 @pytest.mark.timeout(900)
 def test_a_workflow_of_every_construct_that_dies_twice_ends_as_if_undisturbed() -> None:
     assert 250 < crash_everywhere(EVERYTHING, depth=2, stride=397)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_workflow_of_every_construct_in_a_file_that_dies_at_any_effect_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    crash_everywhere(EVERYTHING, lambda clock: SQLiteStore(tmp_path / "runs.db", clock=clock, durability="normal"))

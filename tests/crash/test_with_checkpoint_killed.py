@@ -268,7 +268,7 @@ def test_a_process_killed_in_a_commit_leaves_both_or_neither(
 def test_a_process_killed_at_many_moments_of_a_commit_leaves_both_or_neither(
     commit: int, forks: Forks, url: str, log: str, rows: Rows
 ) -> None:
-    kill_at_moments(forks, url, log, rows, commit, parts=16)
+    kill_at_moments(forks, url, log, rows, commit, parts=7)
 
 
 # -- who was overtaken -------------------------------------------------------------------------------------------
