@@ -117,7 +117,7 @@ def forget() -> Iterator[None]:
 
 def record(shop: Shop, run_id: str, *arguments: str, app: str = "till:engine") -> Answer:
     sys.modules.pop("till", None)
-    return shop.call("record-test", run_id, "--app", app, *arguments)
+    return shop.call("record-test", run_id, "--app", app, "--store", "sqlite:///runs.db", *arguments)
 
 
 def play(path: Path, flow_name: str) -> Any:
@@ -137,6 +137,26 @@ def test_a_run_becomes_two_files(till: Any):
     assert {"flow", "fingerprint", "milepost", "recorded", "run"} == header["test"].keys()
     assert {"milepost.written_anew": "plain digests, no seal"} == run["run"]["tags"]
     play(shop.folder / "tests/runs/orders-o-17.jsonl", "orders").check()
+
+
+@wide
+def test_the_store_is_opened_to_read_only_or_has_to_be_named(till: Any, monkeypatch: pytest.MonkeyPatch):
+    opened = []
+
+    def look(store: Any, *arguments: Any, **options: Any) -> Any:
+        opened.append(store.is_read_only)
+        return record_test(store, *arguments, **options)
+
+    monkeypatch.setattr("milepost.cli.recording.record_test", look)
+    shop = till()
+    for app in ("till:engine", "till:orders"):
+        assert 0 == record(shop, "o-17", "--force", app=app).code
+    sys.modules.pop("till", None)
+    refused = shop.call("record-test", "o-17", "--app", "till:engine", "--force")
+    assert (2, True) == (refused.code, "makes its store itself, to write: give the store's URL" in refused.err)
+    (shop.folder / "named.py").write_text(SOURCE.replace('SQLiteStore("runs.db", **OPTIONS)', '"sqlite:///runs.db"'))
+    assert 0 == shop.call("record-test", "o-17", "--app", "named:engine", "--force").code
+    assert [True, True, True] == opened
 
 
 @wide

@@ -47,11 +47,12 @@ def record_as_test(
 ) -> int:
     """Turn a run into a test: its record, and a file for pytest.
 
-    The app is imported; of its code only that runs which decides about the path. Exit code 1 if the run is not whole, if
-    hiding changes its path, or if the test fails with the code as it is.
+    The app is imported, and its store opened to read only: name it where the app makes it itself. Of the app's code only
+    that runs which decides about the path. Exit code 1 if the run is not whole, if hiding changes its path, or if the
+    test fails with the code as it is.
     Example: milepost record-test o-17 --app shop:engine --hide state.card
     """
-    with found_flow(invocation, None, run_id, is_looking=True) as (flow, open_engine):
+    with found_flow(invocation, None, run_id, read_only=True) as (flow, open_engine):
         store = open_engine().store
         if store.seals.encrypts and not yes_plain_text:
             raise click.UsageError(

@@ -294,13 +294,18 @@ def is_target(invocation: Invocation, name: str | None) -> bool:
 
 @contextlib.contextmanager
 def found_flow(
-    invocation: Invocation, name: str | None, run_id: str | None = None, *, is_looking: bool = False
+    invocation: Invocation,
+    name: str | None,
+    run_id: str | None = None,
+    *,
+    is_looking: bool = False,
+    read_only: bool = False,
 ) -> Iterator[tuple[Runnable, Callable[[], Engine]]]:
     """Yield a flow, and a function that gives the engine which runs it.
 
     `name` is a target or, of the app that was named, a flow; None: the flow of the run `run_id`, else the app's only one.
-    The store of a target is opened with the engine; it is made if it is not there, unless `is_looking`. Raises
-    `click.UsageError` where there is no such flow.
+    The store of a target is opened with the engine; it is made if it is not there, unless `is_looking`. The app's store
+    is opened to read only with `read_only`. Raises `click.UsageError` where there is no such flow.
     """
     if name is not None and (is_target(invocation, name) or chosen_app(invocation) is None):
         flow, open_named = load_target(name), open_existing if is_looking else open_or_make
@@ -309,7 +314,7 @@ def found_flow(
         return
     if chosen_app(invocation) is None:
         raise click.UsageError(f"name the flow, or what has it with --app: {_FORM}")
-    with loaded(invocation, is_looking=is_looking) as app:
+    with loaded(invocation, is_looking=is_looking, read_only=read_only) as app:
         engine = engine_of(app)
         known: dict[str, Any] = dict(engine.flows)
         wanted = name if run_id is None or name is not None else engine.store.get_run(run_id).info.flow
