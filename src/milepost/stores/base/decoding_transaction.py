@@ -105,6 +105,9 @@ class DecodingTransaction(Transaction):
         row = self._tx.row(run_id)
         return None if row is None else self._proven(row)
 
+    def row_of_owner(self, run_id: str) -> Row | None:
+        return self._tx.row(run_id)
+
     def _proven(self, row: Row, newest: int | None = None) -> Row:
         """Return the row with its texts in plain. Raise `UnprovenRow` if they can't be proven."""
         if self._keeper is None:

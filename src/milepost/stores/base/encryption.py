@@ -32,6 +32,7 @@ from milepost.model.record import (
     ZSTD,
     Record,
     digest_of,
+    new_record,
 )
 from milepost.model.seal import ENCRYPTION_KEY, KEYED, PLAIN, UNSEALED, Code, Flaw, Seals, changed, check_keys
 from milepost.store import Signal
@@ -190,23 +191,25 @@ class RecordCipher:
 
         With `is_verified` False it gets no seal of a key: it stands for one that had none.
         """
-        assert record.header is not None
+        sequence, kind, node_id, visit, size, inner, state, packing = record
         vault = self._vault
+        assert inner is not None
         if vault is None:
-            return record._replace(header=self._seals.seal_again(record.header, is_verified=is_verified))
+            header = self._seals.seal_again(inner, is_verified=is_verified)
+            return new_record((sequence, kind, node_id, visit, size, header, state, packing))
         try:
             fields = record.header_fields()
         except CheckpointCorruptError:  # a store accepts any header; its reader gets the error
             fields = {}
         readable = {name: value for name, value in fields.items() if name in READABLE} or _place_of(run_id, record)
-        readable["encoding"] = "zstd+aesgcm+base64" if record.packing == ZSTD else "aesgcm+base64"
+        readable["encoding"] = "zstd+aesgcm+base64" if packing == ZSTD else "aesgcm+base64"
         readable["encryption_key"] = vault.key_id
-        readable["digest"] = vault.digest(vault.key_id, run_id, record.header)
+        readable["digest"] = vault.digest(vault.key_id, run_id, inner)
         header = _encode(readable)[:-1]
-        shape = b"%s %d %d\n" % (record.packing.encode(), len(record.header), record.payload is not None)
-        payload = vault.lock(run_id, b"".join((shape, record.header, record.payload or b"")), header)
+        shape = b"%s %d %d\n" % (packing.encode(), len(inner), state is not None)
+        payload = vault.lock(run_id, b"".join((shape, inner, state or b"")), header)
         header = self._seals.seal_again(header, is_verified=is_verified)
-        return record._replace(header=header, payload=payload, packing=ENCRYPTED)
+        return new_record((sequence, kind, node_id, visit, size, header, payload, ENCRYPTED))
 
     def opened(self, run_id: str, record: Record) -> Record:
         """Return the record that `keep` was given, sealed. If it can't be opened, return it so

@@ -462,7 +462,9 @@ class OwnerStore(WorkerStore):
 
     def _append(self, tx: Transaction, append: Append) -> Verdict:
         token, records, release, tags, statements = append
-        row = tx.row(token.run_id)
+        row = tx.row_of_owner(token.run_id)
+        if row is not None and (release is not None or tags is not None or row.cancel is not None):
+            row = tx.row(token.run_id)
         newest = tx.newest(token.run_id)
         outcome = fence.judge(row, append, newest)
         if row is None or outcome != "written":
@@ -738,7 +740,8 @@ class OwnerStore(WorkerStore):
         # Every record passes here, so it is made once.
         header = record.header + digests_of(record, stored, base, prev if sequence else None, life)
         if self._keeper is not None:
-            return self._keeper.keep(run_id, stored._replace(header=header), is_verified=is_verified)
+            stored = new_record((sequence, kind, node_id, visit, size, header, payload, packing))
+            return self._keeper.keep(run_id, stored, is_verified=is_verified)
         return new_record((sequence, kind, node_id, visit, size, self.seals.seal(header), payload, packing))
 
     def _packed(self, record: Record) -> Record:

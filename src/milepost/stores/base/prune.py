@@ -496,7 +496,7 @@ class Pruning(OwnerStore):
             self._warn_of_surplus(row.run_id, exc)
             del self._surpluses[row.run_id]
             raise WriteConflict from exc
-        thinned = replace(row, pruned=row.pruned + removed)
+        thinned = replace(self._row(tx, row.run_id), pruned=row.pruned + removed)
         tx.put_row(thinned)
         return thinned
 
