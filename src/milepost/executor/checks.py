@@ -258,7 +258,7 @@ def check_seal(run: Run, record: Record) -> bool:
         raise
 
 
-def content_of(point: Record) -> tuple[dict[str, Any], bytes]:
+def content_of(point: Record) -> tuple[Mapping[str, Any], bytes]:
     """Return the header fields and the plain encoded state of a record, even one that other software wrote."""
     if not point.is_foreign:
         return point.fields(), point.state() or b""

@@ -64,7 +64,7 @@ class Chronicle:
         self._load = load
         self._began: float | None = None
         self._waits: dict[str, Wait] = {}
-        self._final: tuple[dict[str, Any], str] | None = None
+        self._final: tuple[Mapping[str, Any], str] | None = None
         """The fields of the failure record that ends the run, and its node or step; None before there is one."""
         self._rollback_errors: tuple[RollbackError, ...] = ()
         self._unended: dict[str, tuple[int, StepCompleted]] = {}
@@ -114,7 +114,7 @@ class Chronicle:
 
     # -- one kind of record each -----------------------------------------------------------------------
 
-    def _started(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
+    def _started(self, record: Record, fields: Mapping[str, Any], common: dict[str, Any]) -> Event:
         is_first = record.kind == START
         self._final = None
         since = fields.get("from", -1)
@@ -128,7 +128,7 @@ class Chronicle:
             return WorkflowStarted(workflow_name=self._flow.name, inputs=given or {}, resumed=resumed, **common)
         return RunStarted(flow=self._flow.name, input=given, resumed=resumed, **common)
 
-    def _given(self, record: Record, fields: dict[str, Any]) -> Any:
+    def _given(self, record: Record, fields: Mapping[str, Any]) -> Any:
         """Return the input of a run or turn; plain JSON if the run was started by name, and the input does not fit."""
         data = record.state() or b"null"
         if record.kind == OWNER or not is_incomplete(fields):
@@ -138,7 +138,7 @@ class Chronicle:
         except DeserializeStateError:
             return msgspec.json.decode(data)
 
-    def _completed(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
+    def _completed(self, record: Record, fields: Mapping[str, Any], common: dict[str, Any]) -> Event:
         duration = fields.get("duration_ms", 0.0)
         if "step_type" in fields:
             outcome = str(fields.get("outcome", "succeeded"))
@@ -166,7 +166,7 @@ class Chronicle:
             return self._load(record)
         return codec_at(self._flow, record.node_id).decode(record.state() or b"null")
 
-    def _attempt(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Iterator[Event]:
+    def _attempt(self, record: Record, fields: Mapping[str, Any], common: dict[str, Any]) -> Iterator[Event]:
         """Make the event of a failed attempt, and those of steps that ended with it: inside the step, or the step itself."""
         if fields.get("final"):
             self._final = fields, record.node_id
@@ -193,7 +193,7 @@ class Chronicle:
             else:
                 self._unended[record.node_id] = record.sequence, ended
 
-    def _failed(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> StepCompleted:
+    def _failed(self, record: Record, fields: Mapping[str, Any], common: dict[str, Any]) -> StepCompleted:
         """Make the event of a step that ends with a failure and leaves no other record of its end."""
         kind, error_type = self.step_types[record.node_id], str(fields.get("error_type"))
         name = record.node_id.rpartition("/")[2]
@@ -217,7 +217,7 @@ class Chronicle:
         for step in sorted(ended, key=lambda step: -step.count("/")):
             yield replace(self._unended.pop(step)[1], **common)
 
-    def _waiting(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Iterator[Event]:
+    def _waiting(self, record: Record, fields: Mapping[str, Any], common: dict[str, Any]) -> Iterator[Event]:
         """Make the event of a step that begins to wait, or waits on after an answer that was refused."""
         wait_id = str(fields.get("wait_id"))
         if record.kind == WAIT:
@@ -229,7 +229,7 @@ class Chronicle:
             wait = self._waits[wait_id] = replace(wait, refused=refused_answer(fields))
         yield RunWaiting(node_id=record.node_id, wait=wait, reason=str(fields.get("refused") or ""), **common)
 
-    def _undone(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
+    def _undone(self, record: Record, fields: Mapping[str, Any], common: dict[str, Any]) -> Event:
         error = None
         if fields.get("message") is not None:
             error = self._error(fields, record.node_id)
@@ -237,7 +237,7 @@ class Chronicle:
             self._rollback_errors = (*self._rollback_errors, failed)
         return RollbackCompleted(step_name=record.node_id, error=error, **common)
 
-    def _ended(self, record: Record, fields: dict[str, Any], common: dict[str, Any]) -> Event:
+    def _ended(self, record: Record, fields: Mapping[str, Any], common: dict[str, Any]) -> Event:
         status = str(fields.get("status"))
         error: MilepostError | None = None
         if status == "failed":
@@ -275,11 +275,11 @@ class Chronicle:
             **common,
         )
 
-    def _error(self, fields: dict[str, Any], node_id: str) -> MilepostError:
+    def _error(self, fields: Mapping[str, Any], node_id: str) -> MilepostError:
         common = recorded_step_error if self._is_workflow else recorded_error
         return common(self._run_id, fields, node_id)
 
-    def _resumed(self, fields: dict[str, Any]) -> ResumeInfo:
+    def _resumed(self, fields: Mapping[str, Any]) -> ResumeInfo:
         return ResumeInfo(
             run_id=self._run_id,
             source="latest",
@@ -290,7 +290,7 @@ class Chronicle:
             superseded=str(fields.get("reason", "")) if fields.get("verb") == CONTINUE else "",
         )
 
-    def _pause(self, fields: dict[str, Any], failed_at: float) -> float | None:
+    def _pause(self, fields: Mapping[str, Any], failed_at: float) -> float | None:
         if "retry_at" not in fields:
             return None
         return max(0.0, parse_time(fields["retry_at"]).timestamp() - failed_at)

@@ -150,7 +150,10 @@ class _Builder:
 
     def __init__(self, before: JournalHistory) -> None:
         for name in JournalHistory.__struct_fields__:
-            setattr(self, name, _copied(getattr(before, name)))
+            value = getattr(before, name)
+            if isinstance(value, (dict, list, set)):
+                value = _copied(value) if value else type(value)()
+            setattr(self, name, value)
 
     def built(self) -> JournalHistory:
         """Return the history. Nothing may be added afterwards."""

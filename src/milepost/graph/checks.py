@@ -76,7 +76,7 @@ class ExaminedRun(msgspec.Struct):
     row: RunRow
     newest: int
     point: Record
-    fields: dict[str, Any]
+    fields: Mapping[str, Any]
     state: Any
     data: bytes
     next_node: str | None
@@ -266,7 +266,7 @@ def examine(
 class _Stand(NamedTuple):
     """A point with what the records after it say of it."""
 
-    fields: dict[str, Any]
+    fields: Mapping[str, Any]
     data: bytes
     """The encoded state, amended if it was."""
     next_node: str | None

@@ -6,7 +6,7 @@ The core asks it about units, forks and states; people and programs look at it. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -160,6 +160,7 @@ class GraphDefinition(Generic[StateT]):
         self.warnings = warnings
         self._entry = topology.entry or ""
         self._fingerprint = topology.fingerprint
+        self._async_names = tuple(_async_names(self._units.values(), self._forks.values()))
 
     front: Literal["graph"] = "graph"
     version = 1
@@ -294,10 +295,7 @@ class GraphDefinition(Generic[StateT]):
     @property
     def async_names(self) -> tuple[str, ...]:
         """The nodes and routers that are coroutine functions, which sync verbs cannot run."""
-        nodes = [name for unit in self._units.values() for name in _async_parts(unit)]
-        nodes += [f"merge of {fork.join!r}" for fork in self._forks.values() if fork.merge and fork.merge.is_async]
-        routers = [unit.id for unit in self._units.values() if unit.router is not None and unit.router.is_async]
-        return (*nodes, *(f"router of {node!r}" for node in routers))
+        return self._async_names
 
     def picture(self) -> Picture:
         """Return the graph as it is drawn, with the graphs inside its nodes."""
@@ -333,6 +331,14 @@ def _waits(graph: GraphDefinition[Any]) -> Iterator[WaitWork]:
 def _graph_in(work: MapWork | GraphWork | WaitWork | None) -> Unit | GraphFlow | None:
     """Return the graph inside a node, or the unit or graph that a map performs for each item; None for other nodes."""
     return work.graph if isinstance(work, GraphWork) else work.each if isinstance(work, MapWork) else None
+
+
+def _async_names(units: Collection[Unit], forks: Iterable[Fork]) -> Iterator[str]:
+    """Yield the names of a graph's coroutine functions: those of its nodes, its merges and its routers."""
+    for unit in units:
+        yield from _async_parts(unit)
+    yield from (f"merge of {fork.join!r}" for fork in forks if fork.merge and fork.merge.is_async)
+    yield from (f"router of {unit.id!r}" for unit in units if unit.router is not None and unit.router.is_async)
 
 
 def _async_parts(unit: Unit) -> Iterator[str]:

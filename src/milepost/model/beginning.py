@@ -42,7 +42,7 @@ def completes(fields: Mapping[str, Any]) -> bool:
 
 def completed(start: Record, fields: Mapping[str, Any], state: bytes | None) -> Record:
     """Return the start record with what it lacks, and with the input as the flow writes it. It has no seal."""
-    header = start.fields()
+    header = dict(start.fields())
     header.pop("seal", None)
     header |= {name: fields[name] for name in COMPLETING if fields.get(name) is not None}
     payload = start.state() if state is None else state

@@ -123,7 +123,20 @@ _encode_json = msgspec.json.Encoder().encode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Record(NamedTuple):
+class _Columns(NamedTuple):
+    """The values of a `Record`."""
+
+    sequence: int
+    kind: str
+    node_id: str
+    visit: int
+    size: int
+    header: bytes | None
+    payload: bytes | None
+    packing: str = ""
+
+
+class Record(_Columns):
     """A journal entry. It is immutable, and never shares its bytes with a caller who could change them.
 
     `header` is the JSON text of the header without its closing brace, sealed once a store has written it, or
@@ -145,30 +158,27 @@ class Record(NamedTuple):
     `size` is the number of bytes of the unpacked payload.
     """
 
-    sequence: int
-    kind: str
-    node_id: str
-    visit: int
-    size: int
-    header: bytes | None
-    payload: bytes | None
-    packing: str = ""
+    _decoded: Mapping[str, Any]
+    """The header's fields, set by the first reader who asks for them: header and record never change."""
 
     @property
     def is_foreign(self) -> bool:
         """True if the record was saved from outside a run."""
         return self.header is None or self.packing == VERBATIM
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Mapping[str, Any]:
         """Return the header's fields, {} for a record from outside; `CheckpointCorruptError` for no JSON object."""
         return {} if self.is_foreign else self.header_fields()
 
-    def header_fields(self) -> dict[str, Any]:
+    def header_fields(self) -> Mapping[str, Any]:
         """Return the header's fields, also if it only seals a record from outside; raise as `fields` does."""
         if self.header is None:
             return {}
+        if "_decoded" in self.__dict__:
+            return self._decoded
         try:
-            return _decode_object(self.header + b"}")
+            self._decoded = _decode_object(self.header + b"}")
+            return self._decoded
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise CheckpointCorruptError(
                 f"record {self.sequence} at node {self.node_id!r} has a damaged header ({exc}): go on from the record "

@@ -136,7 +136,7 @@ class Player(_StepDriver):
             if reply is not None:
                 self._reply(reply, fields)
 
-    def _reply(self, reply: StepRecord, wait: dict[str, Any]) -> None:
+    def _reply(self, reply: StepRecord, wait: Mapping[str, Any]) -> None:
         if "signal" not in reply.fields:
             self.clock.catch_up(parse_time(wait["wake_at"]))
             return

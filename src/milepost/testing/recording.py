@@ -364,7 +364,7 @@ class _Entry:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.fields = record.fields()
+        self.fields = dict(record.fields())
         state = record.state()
         self.state = None if state is None else _decode(state)
 

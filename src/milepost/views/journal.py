@@ -201,7 +201,7 @@ def actor_of(fields: Mapping[str, Any]) -> str | None:
     return None if by is None else str(by)
 
 
-def _note(kind: str, fields: dict[str, Any]) -> str:
+def _note(kind: str, fields: Mapping[str, Any]) -> str:
     """Return what the other columns do not say about a record."""
     if kind == START:
         entry = fields.get("entry")
@@ -241,7 +241,7 @@ def failure_text(fields: Mapping[str, Any]) -> str:
     return f"{fields.get('error_type')}" + ("" if message is None else f": {message}")
 
 
-def _wait_note(kind: str, fields: dict[str, Any]) -> str:
+def _wait_note(kind: str, fields: Mapping[str, Any]) -> str:
     if kind == REPLY:
         if fields.get("refused"):
             return str(fields["refused"])

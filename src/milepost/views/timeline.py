@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -214,7 +214,7 @@ class _Reader:
         self._is_taken = self._is_taken or record.kind not in {START, FINISH}
         self._at[branch] = at
 
-    def _owner(self, at: float, fields: dict[str, Any]) -> None:
+    def _owner(self, at: float, fields: Mapping[str, Any]) -> None:
         verb = str(fields.get("verb"))
         what = "taken over after a crash" if fields.get("crashed") else _OWNERS.get(verb, clean(verb))
         by = "" if fields.get("by") is None else f" by {clean(fields['by'])}"
@@ -227,7 +227,7 @@ class _Reader:
         begin, text = self._waits.pop(record.node_id, (at, "waited"))
         self._add(record, "wait", begin, at, _lasting(text, begin, at))
 
-    def _failed(self, record: Record, at: float, branch: str, fields: dict[str, Any]) -> None:
+    def _failed(self, record: Record, at: float, branch: str, fields: Mapping[str, Any]) -> None:
         before = [self._at.get(path, 0.0) for path in ("", *_paths(branch))]
         begin = min(max(self._again.get(record.node_id, 0.0), *before) or at, at)
         attempt = fields.get("attempt") or 1
@@ -239,7 +239,7 @@ class _Reader:
             again = self._again[record.node_id] = retry_at.timestamp()
             self._add(record, "pause", at, again, _lasting(f"pause before attempt {attempt + 1}", at, again))
 
-    def _done(self, record: Record, at: float, fields: dict[str, Any]) -> None:
+    def _done(self, record: Record, at: float, fields: Mapping[str, Any]) -> None:
         begin = at - float(fields.get("duration_ms") or 0.0) / 1000
         attempt = int(fields.get("attempt") or 1)
         text = f"visit {record.visit}" + (f", attempt {attempt}" if attempt > 1 else "")

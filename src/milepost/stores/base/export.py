@@ -614,7 +614,7 @@ def _with_origin(
     start: Record, run_id: str, sequence: int, seals: Seals, by: str | None, entropy: str | None
 ) -> Record:
     """Add the fork's origin to its start record. A fork of a fork names all its origins."""
-    fields = start.fields()
+    fields = dict(start.fields())
     fields.pop("seal", None)
     origin: dict[str, Any] = {"run_id": run_id, "sequence": sequence}
     origin |= {
