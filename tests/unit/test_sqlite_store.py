@@ -407,7 +407,7 @@ def test_a_lone_append_is_one_statement(store: SQLiteStore) -> None:
     assert 1 == len(statements)
 
 
-def test_a_resume_at_the_node_of_the_newest_checkpoint_reads_once_before_its_claim(store: SQLiteStore) -> None:
+def test_a_resume_reads_row_point_nodes_and_start_then_claims_in_one_transaction(store: SQLiteStore) -> None:
     graph: Graph[dict[str, Any]] = Graph(dict)
     graph.add_node("work", lambda state: state).set_entry("work")
     graph.add_conditional_edge("work", lambda state: "work", ["work", END])
@@ -427,8 +427,17 @@ def test_a_resume_at_the_node_of_the_newest_checkpoint_reads_once_before_its_cla
         connection.set_trace_callback(note)
     with pytest.raises(RunStopped):
         loop.resume(store, "r", stop_after="work")
-    reads = [text for text in statements if text.startswith("SELECT sequence") and "'checkpoint'" in text]
-    assert 3 == len(reads)  # the point, the nodes before it, and the claim
+    words = [text.split()[0] for text in statements]
+    read, claimed = words[: words.index("COMMIT")], words[words.index("COMMIT") + 1 :]
+    assert [
+        "BEGIN",
+        "SELECT",
+        "SELECT",
+        "WITH",
+        "SELECT",
+    ] == read  # the row, the point and what follows, its nodes, the start
+    assert ["BEGIN", "SELECT", "SELECT"] == claimed[:3]  # the row and the newest record
+    assert claimed.index("INSERT") < claimed.index("COMMIT")
     assert [1, 2] == [record.visit for record in store.read("r", kinds=("checkpoint",))]
 
 

@@ -205,7 +205,10 @@ class DecodingTransaction(Transaction):
             run_id, after=after, before=before, kinds=kinds, node_id=node_id, newest=newest, limit=limit
         )
         # Read in order, because each record builds on the one before it.
-        stored = records[::-1] if newest else records
+        opened = self._opened_all(run_id, records[::-1] if newest else records)
+        return opened[::-1] if newest else opened
+
+    def _opened_all(self, run_id: str, stored: Sequence[Record]) -> builtins.list[Record]:
         if self._keeper is None:
             opened = [
                 record if record.size < SMALLEST and record.packing != DIFFERENCE else self._opened(run_id, record)
@@ -213,8 +216,7 @@ class DecodingTransaction(Transaction):
             ]
         else:
             opened = [self._opened(run_id, record) for record in stored]
-        self._mark(run_id, stored, opened)
-        return opened[::-1] if newest else opened
+        return self._mark(run_id, stored, opened)
 
     def _mark(self, run_id: str, stored: Sequence[Record], opened: builtins.list[Record]) -> builtins.list[Record]:
         """Mark the records that belong to another life, and those that do not cover the one before them, if that was read too.
@@ -271,28 +273,28 @@ class DecodingTransaction(Transaction):
         proven = self._tx.records(run_id, before=min(passed), newest=True, limit=1)
         return prev_of(record.header) == (link_of(proven[0].header) if proven else "")
 
-    def proven_end(self, run_id: str) -> tuple[str, builtins.list[int]]:
+    def newest_stored(self, run_id: str, before: int | None = None) -> Record | None:
+        """Return the newest record below `before` as the backend stores it, or None."""
+        return next(iter(self._tx.records(run_id, before=before, newest=True, limit=1)), None)
+
+    def proven_end(self, run_id: str, newest: Record | None) -> tuple[str, builtins.list[int]]:
         """Return the link of the newest record whose header is proven, and the numbers of the damaged ones after it.
 
-        A store that can prove none of the newest records lacks the keys: then it is the link of the newest one.
+        `newest` is the newest record as it is stored. A store that can prove none of the newest records lacks the keys:
+        then it is the link of the newest one.
         """
         passed: builtins.list[int] = []
-        newest = ""
-        while len(passed) < _MOST_PASSED:
-            before = passed[-1] if passed else None
-            stored = self._tx.records(run_id, before=before, newest=True, limit=1)
-            if not stored:
-                break
-            link = link_of(stored[0].header)
-            if self._seals.has_sound_header(run_id, stored[0]):
-                return link, passed[::-1]
-            newest = newest if passed else link
+        record = newest
+        while record is not None and len(passed) < _MOST_PASSED:
+            if self._seals.has_sound_header(run_id, record):
+                return link_of(record.header), passed[::-1]
             try:
-                self._seals.check_key(run_id, stored[0])
+                self._seals.check_key(run_id, record)
             except CheckpointIntegrityError:
                 break  # it may be as good as any
-            passed.append(stored[0].sequence)
-        return newest, []
+            passed.append(record.sequence)
+            record = self.newest_stored(run_id, before=record.sequence)
+        return "" if newest is None else link_of(newest.header), []
 
     def _is_whole(self, run_id: str, record: Record) -> bool:
         try:
@@ -379,6 +381,15 @@ class DecodingTransaction(Transaction):
         self, run_id: str, live: Ranges, *, before: int | None = None, node_id: str | None = None
     ) -> Record | None:
         return self._opened_alone(run_id, self._tx.live_checkpoint(run_id, live, before=before, node_id=node_id))
+
+    def point(
+        self, run_id: str, live: Ranges, *, before: int | None = None
+    ) -> tuple[Record | None, builtins.list[Record]]:
+        checkpoint, later = self._tx.point(run_id, live, before=before)
+        if checkpoint is None:
+            return None, self._opened_all(run_id, later)
+        checkpoint, *later = self._opened_all(run_id, [checkpoint, *later])
+        return checkpoint, later
 
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         return self._tx.live_nodes(run_id, live, before)

@@ -31,7 +31,17 @@ from milepost.errors import (
 )
 from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.ranges import is_live
-from milepost.model.record import FAILURE, FINISH, START, Record, format_time, make_record, new_record, packed
+from milepost.model.record import (
+    CHECKPOINT,
+    FAILURE,
+    FINISH,
+    START,
+    Record,
+    format_time,
+    make_record,
+    new_record,
+    packed,
+)
 from milepost.model.retry import as_seconds
 from milepost.model.seal import digests_of, link_of
 from milepost.store import (
@@ -252,7 +262,12 @@ class OwnerStore(WorkerStore):
     ) -> Claimed:
         now = self.clock.time()
         state = self._state(row, now, gone)
-        checkpoint, newest = tx.newest_checkpoint(row.run_id), tx.newest(row.run_id)
+        last = tx.newest_stored(row.run_id)
+        newest = 0 if last is None else last.sequence
+        if last is not None and last.kind == CHECKPOINT:
+            checkpoint: RecordEntry | None = RecordEntry(last)
+        else:
+            checkpoint = tx.newest_checkpoint(row.run_id)
         me = this_process()
         ruling = fence.claim(
             row,
@@ -270,7 +285,7 @@ class OwnerStore(WorkerStore):
         if ruling.outcome != "claimed":
             tx.put_row(ruling.row)
             return Claimed(ruling.outcome, None, self._view_of(tx, ruling.row, "free", checkpoint, newest))
-        owner = self._owner_record(tx, row, request.record)
+        owner = self._owner_record(tx, row, request.record, last)
         tx.take(ruling.row, owner)
         if request.finish is not None:
             release = Release("finished", degraded=row.degraded, missed=row.missed)
@@ -442,11 +457,12 @@ class OwnerStore(WorkerStore):
             return tx.life(run_id) or "", tx.link(run_id, sequence)
         return "", ""
 
-    def _owner_record(self, tx: DecodingTransaction, row: Row, record: Record) -> Record:
-        """Return the record of a claim as the backend stores it. It covers the last record that is proven, and names the
-        damaged ones after it.
+    def _owner_record(self, tx: DecodingTransaction, row: Row, record: Record, last: Record | None) -> Record:
+        """Return the record of a claim as the backend stores it. `last` is the run's newest one, as it is stored.
+
+        It covers the last record that is proven, and names the damaged ones after it.
         """
-        link, passed = tx.proven_end(row.run_id)
+        link, passed = tx.proven_end(row.run_id, last)
         if passed:
             text = ",".join(map(str, passed))
             record = record._replace(header=b'%s,"passed":[%s]' % (record.header or b"", text.encode()))
@@ -574,23 +590,18 @@ class OwnerStore(WorkerStore):
         held = self._holding(run_id)
         with self._reading("latest") as tx:
             row = self._row(tx, run_id)
-            point = tx.live_checkpoint(run_id, row.live, before=before)
+            point, tail = tx.point(run_id, row.live, before=before)
             is_newest = before is None and not row.live and point is not None and not point.is_foreign
-            view = self._view(tx, row, held=held, checkpoint=point if is_newest else None)
-            newest = view.info.sequence
-            tail: builtins.list[Record] | None = None
-            if point is None:
-                tail = tx.records(run_id, before=before)
-                if tail and (tail[0].sequence, tail[0].kind) == (0, START):
-                    point = tail.pop(0)
+            if point is None and tail and (tail[0].sequence, tail[0].kind) == (0, START):
+                point = tail.pop(0)
             after = -1 if point is None else point.sequence
+            newest = tx.newest(run_id) if before is not None else tail[-1].sequence if tail else max(after, 0)
+            view = self._view(tx, row, newest, held=held, checkpoint=point if is_newest else None)
             if self._bases is not None:
                 # An owner that goes on from here writes its states as differences to this one.
                 base = tx.proven_base_of(run_id, after)
                 if base is not None and base.is_verified:
                     self._bases.know(run_id, row, base)
-            if tail is None:
-                tail = [] if after == newest else tx.records(run_id, after=after, before=before)
             live_tail = tuple(r for r in tail if is_live(r.sequence, row.live))
             if not with_nodes:
                 return RunSnapshot(view, point, live_tail, newest, (), row.sequence)
@@ -602,7 +613,7 @@ class OwnerStore(WorkerStore):
         check_run_id(run_id)
         held = self._holding(run_id)
         with self._reading("get_run") as tx:
-            row = self._view(tx, self._row(tx, run_id), held=held)
+            row = self._view(tx, self._row(tx, run_id), tx.newest(run_id), held=held)
             (info,) = self._with_errors(tx, [row.info])
             if info.error is not None:
                 info = dataclasses.replace(info, fingerprint=self._fingerprint(tx, run_id))
@@ -684,14 +695,17 @@ class OwnerStore(WorkerStore):
         self,
         tx: Transaction,
         row: Row,
+        newest: int,
         gone: IsGone | None = None,
         held: Mapping[str, TokenState] | None = None,
         checkpoint: Record | None = None,
     ) -> RunRow:
-        """Build the row that others see. `checkpoint` is the newest checkpoint of all; None: it is read."""
+        """Build the row that others see. `newest` is the number of the newest record, `checkpoint` the newest checkpoint of
+        all; None: it is read.
+        """
         state = self._state(row, self.clock.time(), gone, held)
         entry = tx.newest_checkpoint(row.run_id) if checkpoint is None else RecordEntry(checkpoint)
-        return self._view_of(tx, row, state, entry, tx.newest(row.run_id))
+        return self._view_of(tx, row, state, entry, newest)
 
     def _view_of(
         self, tx: Transaction, row: Row, state: LeaseState, newest_checkpoint: RecordEntry | None, newest: int

@@ -28,6 +28,12 @@ from milepost.stores.base.transaction import (
 
 _LAST = (1 << 63) - 1
 _BY_NUMBER = "FROM {records} WHERE run = ? AND sequence BETWEEN ? AND ?"
+_FROM_CHECKPOINT = f"""
+FROM {{records}} WHERE run = ? AND sequence BETWEEN (
+    SELECT sequence {_BY_NUMBER} AND kind = 'checkpoint' ORDER BY sequence DESC LIMIT 1
+) AND ? ORDER BY sequence
+"""
+"""The newest checkpoint between two numbers, with all records after it up to a third, for after a `SELECT`."""
 _FIRST_CREATED_AFTER = (
     "SELECT min(id) FROM (SELECT id FROM {runs} WHERE created_at > ? ORDER BY created_at LIMIT ?) AS found"
 )
@@ -54,6 +60,8 @@ class SQLTransaction(Transaction):
     node_id_query: ClassVar[str]
     live_entry_query: ClassVar[str]
     """Fetches the newest checkpoint of each node of a run between two numbers, by steps through an index."""
+    live_node_query: ClassVar[str]
+    """Fetches the ids of the nodes of a run that have a checkpoint between two numbers, in the same way."""
     tally_query: ClassVar[str]
     changed_after: ClassVar[str]
     """The condition for the rows of a status, other than "running", that were changed after a time."""
@@ -195,6 +203,30 @@ class SQLTransaction(Transaction):
             values += kinds
         query = f"SELECT {columns} {query} ORDER BY sequence {'DESC' if newest else 'ASC'} LIMIT ?"
         return self._fetch(query, (*values, self.unlimited if limit is None else limit))
+
+    def point(
+        self, run_id: str, live: Ranges, *, before: int | None = None
+    ) -> tuple[Record | None, builtins.list[Record]]:
+        query = f"SELECT {self.record_columns} {_FROM_CHECKPOINT}"
+        _, _, last = self._span(run_id, before=before)
+        for after, end in live_spans(live, before):
+            span = self._span(run_id, after, end)
+            found = self._fetch(query, (span[0], *span, last))
+            if found:
+                checkpoint, *later = [record_of(values) for values in found]
+                return checkpoint, later
+        return None, self.records(run_id, before=before)
+
+    def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
+        if before <= 1:  # there is nothing but the start
+            return ()
+        nodes: set[str] = set()
+        for after, end in live_spans(live, before):
+            number, first, last = self._span(run_id, after, end)
+            nodes.update(
+                values[0] for values in self._fetch(self.live_node_query, (number, number, number, first, last))
+            )
+        return tuple(sorted(nodes))
 
     def find_visit(self, run_id: str, node_id: str, visit: int) -> Record | None:
         query = (

@@ -458,7 +458,10 @@ class Runs(Keeping):
                     walk = tx.walk(None if after is None else self._position(tx, after), MOST_WALKED, **filters)
                     filters["above"], below = walk.above, walk.below
                 rows = tx.page(limit=page_size, after=below, **filters)
-                views = [(self._view(tx, row, gone=gone, held=held).info, tx.position(row.run_id)) for row in rows]
+                views = [
+                    (self._view(tx, row, tx.newest(row.run_id), gone=gone, held=held).info, tx.position(row.run_id))
+                    for row in rows
+                ]
                 meant = [(info, place) for info, place in views if wanted is None or info.status in wanted]
                 meant = meant[: limit - len(runs)]
                 infos = self._with_errors(tx, [info for info, _ in meant], near=_NEAR)

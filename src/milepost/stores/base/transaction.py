@@ -430,6 +430,16 @@ class Transaction(abc.ABC):
                 return records[0]
         return None
 
+    def point(
+        self, run_id: str, live: Ranges, *, before: int | None = None
+    ) -> tuple[Record | None, builtins.list[Record]]:
+        """Return the newest checkpoint that is not superseded, and all records after it, in order.
+
+        Without such a checkpoint these are all records.
+        """
+        checkpoint = self.live_checkpoint(run_id, live, before=before)
+        return checkpoint, self.records(run_id, after=-1 if checkpoint is None else checkpoint.sequence, before=before)
+
     def live_nodes(self, run_id: str, live: Ranges, before: int) -> tuple[str, ...]:
         """List the nodes that have a live checkpoint below `before`, sorted."""
         if before <= 1:  # there is nothing but the start

@@ -169,12 +169,13 @@ WITH RECURSIVE nodes (id) AS (
 )
 SELECT id FROM nodes WHERE id IS NOT NULL
 """
-LIVE_ENTRIES = NODE_IDS.replace(
-    "SELECT id FROM nodes WHERE id IS NOT NULL",
-    f"""SELECT {ENTRY_COLUMNS} FROM nodes CROSS JOIN LATERAL (
-        SELECT * FROM {{records}} WHERE run = %s AND node_id <> '' AND node_id = nodes.id AND sequence BETWEEN %s AND %s
-        AND kind = 'checkpoint' ORDER BY node_id DESC, sequence DESC LIMIT 1
-    ) AS newest WHERE nodes.id IS NOT NULL""",  # noqa: S608
+_LIVE_NODES = """FROM nodes CROSS JOIN LATERAL (
+    SELECT * FROM {records} WHERE run = %s AND node_id <> '' AND node_id = nodes.id AND sequence BETWEEN %s AND %s
+    AND kind = 'checkpoint' ORDER BY node_id DESC, sequence DESC LIMIT 1
+) AS newest WHERE nodes.id IS NOT NULL"""
+LIVE_ENTRIES, LIVE_NODES = (
+    NODE_IDS.replace("SELECT id FROM nodes WHERE id IS NOT NULL", f"SELECT {columns} {_LIVE_NODES}")
+    for columns in (ENTRY_COLUMNS, "nodes.id")
 )
 
 TALLY = """

@@ -42,6 +42,7 @@ from milepost.stores.postgres.statements import (
     INSERT_RECORDS,
     INSERT_ROW,
     LIVE_ENTRIES,
+    LIVE_NODES,
     NEWEST,
     NEWEST_COLUMNS,
     NODE_IDS,
@@ -76,6 +77,7 @@ class PostgresTransaction(SQLTransaction):
     record_columns = RECORD_COLUMNS
     node_id_query = NODE_IDS
     live_entry_query = LIVE_ENTRIES
+    live_node_query = LIVE_NODES
     tally_query = TALLY
     flow_query = FLOWS
     changed_after = "status = ? AND rested_at > ?"

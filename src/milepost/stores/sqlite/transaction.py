@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 import re
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
@@ -138,7 +139,12 @@ _ROW_COLUMNS = (
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
 _FEW = "(SELECT id AS found FROM runs WHERE {}) CROSS JOIN runs ON runs.id = found"
 _INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 27)})"  # noqa: S608
-_UPDATE_ROW = f"UPDATE runs SET ({_ROW_COLUMNS}) = ({', '.join('?' * 27)}) WHERE id = ?"  # noqa: S608
+# What never changes is not written: SQLite writes each index again that has a column which is set.
+_UPDATED = [name not in {"run_id", "flow", "created_at"} for name in _ROW_COLUMNS.split(", ")]
+_UPDATE_ROW = (
+    f"UPDATE runs SET {', '.join(f'{name} = ?' for name in itertools.compress(_ROW_COLUMNS.split(', '), _UPDATED))} "  # noqa: S608
+    "WHERE id = ?"
+)
 
 # Rows are looked up one by one: without CROSS JOIN, which keeps that order, all runs might be read.
 _RENEW = """
@@ -187,6 +193,14 @@ _LIVE_ENTRIES = _NODE_IDS.replace(
     ) WHERE nodes.id IS NOT NULL""",  # noqa: S608
 )
 
+_LIVE_NODES = _NODE_IDS.replace(
+    "SELECT id FROM nodes WHERE id IS NOT NULL",
+    """SELECT id FROM nodes WHERE id IS NOT NULL AND EXISTS (
+        SELECT 1 FROM records INDEXED BY records_by_node WHERE node_id <> '' AND run = ? AND node_id = nodes.id
+        AND sequence BETWEEN ? AND ? AND kind = 'checkpoint'
+    )""",
+)
+
 
 # The newest records of several runs that say how each ended, each run's by index.
 _ENDS_OF = f"""
@@ -223,6 +237,7 @@ class SQLiteTransaction(SQLTransaction):
     record_columns = _RECORD_COLUMNS
     node_id_query = _NODE_IDS
     live_entry_query = _LIVE_ENTRIES
+    live_node_query = _LIVE_NODES
     tally_query = _TALLY
     flow_query = _FLOWS
     # A query uses a partial index only if it repeats the index's condition.
@@ -280,7 +295,7 @@ class SQLiteTransaction(SQLTransaction):
         self._numbers[row.run_id], self._lives[row.run_id] = cursor.lastrowid or 0, row.life
 
     def put_row(self, row: Row) -> None:
-        self._execute(_UPDATE_ROW, (*row_values(row), self.number(row.run_id)))
+        self._execute(_UPDATE_ROW, (*itertools.compress(row_values(row), _UPDATED), self.number(row.run_id)))
 
     def renew(self, tokens: Sequence[Token], now: float) -> dict[tuple[str, int, str], str | None]:
         """Extend the leases of current `tokens`. Return their runs, epochs and nonces with the open cancels as stored."""
