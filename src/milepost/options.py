@@ -308,8 +308,10 @@ def merge_options(base: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
         raise OptionError(
             f"no option is called {', '.join(map(repr, unknown))}: {_advice(unknown[0])}", option=unknown[0]
         )
-    merged["hooks"] = (*_hooks(base), *_hooks(call))
-    merged["tags"] = {**_tags(base), **_tags(call)}
+    if "hooks" in merged:
+        merged["hooks"] = (*_hooks(base), *_hooks(call))
+    if "tags" in merged:
+        merged["tags"] = {**_tags(base), **_tags(call)}
     return Options(**merged)
 
 

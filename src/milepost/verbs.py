@@ -204,7 +204,9 @@ class Job:
         """Raise `AsyncNodeError` if a sync verb would have to await something."""
         names = [*self.flow.async_names]
         names += [
-            option for option in ("state_override", "revalidate") if iscoroutinefunction(getattr(self.options, option))
+            option
+            for option in ("state_override", "revalidate")
+            if (given := getattr(self.options, option)) is not None and iscoroutinefunction(given)
         ]
         if names:
             raise AsyncNodeError(

@@ -19,6 +19,7 @@ from milepost.errors import (
 from milepost.executor.checks import Amendment, ResumeRequest, check_flow, check_renames, check_seal, recorded_ids
 from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import END
+from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import (
     newest_renames,
     newest_turn,
@@ -147,7 +148,8 @@ def _from_trunk(run: NodeRun, latest: RunSnapshot, spot: ResumePoint, *, is_cut:
         return spot
     trunk = None if point.is_foreign else point.fields().get("trunk")
     if trunk is None:
-        return spot._replace(since=read_history(spot.tail, (), run.renames))
+        nothing = JournalHistory(renames=run.renames)
+        return spot._replace(since=read_history(spot.tail, (), run.renames) if spot.tail else nothing)
     # What an owner has written since the snapshot is not part of it.
     upto = max(record.sequence for record in (point, *spot.tail)) + 1 if is_cut else latest.newest + 1
     return (yield from _since(run, int(trunk), latest.row.live, upto))

@@ -146,7 +146,8 @@ def _host() -> str:
 def _start_time(pid: int) -> str:
     """Return the start time of `pid` in clock ticks since boot; "" if there is no such process, or only a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError):
         return ""
     # The command name is in parentheses and may itself have spaces and parentheses. Field 22 is counted from its end.

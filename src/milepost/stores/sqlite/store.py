@@ -49,6 +49,8 @@ of a hostile or damaged file can lead to each other. A list of a million runs ta
 """
 
 _WRITTEN = Verdict("written")
+_FAILURES = (sqlite3.Error, UnicodeDecodeError, FileNotFoundError)
+"""What is told as a failure of the store. UnicodeDecodeError: SQLite's message about a file quotes its bytes."""
 
 _RUN_NUMBER = "SELECT id FROM runs WHERE run_id = ?"
 # The whole append of the ordinary case: the token is current, no cancel is open, the number is the next one. Otherwise
@@ -288,8 +290,7 @@ class SQLiteStore(Runs):
     def _failing_as(self, op: str) -> Iterator[None]:
         try:
             yield
-        # UnicodeDecodeError: SQLite's message about a file quotes its bytes.
-        except (sqlite3.Error, UnicodeDecodeError, FileNotFoundError) as exc:
+        except _FAILURES as exc:
             raise self._failure(op, exc) from exc
 
     def _failure(self, op: str, exc: BaseException) -> StoreError:
@@ -303,7 +304,7 @@ class SQLiteStore(Runs):
     @contextmanager
     def _write(self, op: str) -> Iterator[SQLiteTransaction]:
         try:
-            with self._failing_as(op), self._group.lock:
+            with self._group.lock:
                 writer = self._open()
                 self._count_steps(writer)
                 before = writer.total_changes
@@ -312,13 +313,15 @@ class SQLiteStore(Runs):
                 # A run that is deleted or imported whole changes about as many pages as it has.
                 self._unmoved += (writer.total_changes - before) * _PAGE_BYTES
                 self._note_written(writer)
+        except _FAILURES as exc:
+            raise self._failure(op, exc) from exc
         finally:
             self._group.wake_first()
 
     @contextmanager
     def _read(self, op: str) -> Iterator[SQLiteTransaction]:
         try:
-            with self._failing_as(op), self._read_lock:
+            with self._read_lock:
                 reader = self._open_reader()
                 self._count_steps(reader)
                 try:
@@ -327,6 +330,8 @@ class SQLiteStore(Runs):
                 finally:
                     if reader.in_transaction:
                         reader.execute("COMMIT")
+        except _FAILURES as exc:
+            raise self._failure(op, exc) from exc
         finally:
             if self._is_memory:
                 self._group.wake_first()
