@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+import sys
+from contextlib import closing
+
 import pytest
+from cli_calls import Answer
 from workshop_calls import Workshop, shop, workshop
 
 from milepost import FileStore, SQLiteStore
@@ -77,6 +82,28 @@ def test_the_environment_wins_over_the_project_and_an_option_over_both(
         assert ["a"] == [run.run_id for run in environment.list_runs()]
         assert ["b"] == [run.run_id for run in chosen.list_runs()]
     assert not (project.folder / "kept").exists()
+
+
+@pytest.mark.parametrize("store", [(), ("--store", "sqlite:///runs.db")], ids=["of the app", "named"])
+def test_a_command_that_only_looks_through_an_app_opens_its_store_to_read_only(
+    shop: Workshop, store: tuple[str, ...]
+) -> None:
+    text = 'from shop import graph\nfrom milepost import Engine\nengine = Engine("sqlite:///runs.db", flows=[graph])\n'
+    (shop.folder / "seen.py").write_text(text, encoding="utf-8")
+
+    def call(*words: str) -> Answer:
+        sys.modules.pop("seen", None)  # its engine was closed
+        return shop.call(*words, "--app", "seen:engine", *store)
+
+    assert 0 == call("run", "-i", "id=a", "--run-id", "a").code
+    assert 0 == call("graph", "--run", "a").code
+    with closing(sqlite3.connect("runs.db")) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        connection.execute(f"PRAGMA user_version = {version - 1}")
+        for words in (["graph", "--run", "a"], ["watch", "a"]):
+            answer = call(*words)
+            assert (2, True) == (answer.code, "milepost db migrate" in answer.err), answer
+        assert (version - 1,) == connection.execute("PRAGMA user_version").fetchone()
 
 
 KEYED = """

@@ -90,6 +90,20 @@ def test_a_console_that_may_write_acts_as_whoever_started_it(store: str):
     )
 
 
+@pytest.mark.parametrize(("options", "opened"), [((), "to read only"), (("--write",), "to read and write")])
+def test_the_store_of_an_app_is_opened_to_write_only_if_people_may_act(
+    store: str, tmp_path: Path, options: tuple[str, ...], opened: str
+):
+    app = tmp_path / "seen.py"
+    app.write_text(f"from milepost import Engine\nengine = Engine({store!r})\n", encoding="utf-8")
+    with served("--app", f"{app}:engine", "--port", "0", *options) as (_, told):
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        assert 200 == status_of(opener, told["address"])
+        with opener.open(told["address"].partition("/?")[0] + "/store?format=json", timeout=60) as answer:
+            facts = {fact["name"]: fact["value"] for fact in json.load(answer)["facts"]}
+    assert opened == facts["opened"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "text"),
     [

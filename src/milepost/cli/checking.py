@@ -51,7 +51,8 @@ def draw_graph(invocation: Invocation, target: str | None, run_id: str | None, f
         if is_target(invocation, target):
             graph = _graph(load_target(str(target)), target)
         elif target is not None or run_id is None or invocation.app is not None:
-            flow, open_engine = stack.enter_context(found_flow(invocation, target, run_id, is_looking=True))
+            looking = found_flow(invocation, target, run_id, read_only=True, takes_own=True)
+            flow, open_engine = stack.enter_context(looking)
             graph = _graph(flow, target)
             store = None if run_id is None else open_engine().store
         if run_id is not None:

@@ -72,7 +72,7 @@ def console(invocation: Invocation, url: str | None, no_browser: bool, **options
 def _engine(invocation: Invocation, *, write: bool) -> Iterator[Engine]:
     """Yield the engine of the app, or one over the store, which is opened to read only unless people may act."""
     if invocation.app is not None:
-        with opened_engine(invocation, is_looking=True) as engine:
+        with opened_engine(invocation, is_looking=not write) as engine:
             yield engine
         return
     with (open_existing if write else open_to_look)(invocation) as store:

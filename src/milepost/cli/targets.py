@@ -208,14 +208,19 @@ class App:
 
 @contextlib.contextmanager
 def loaded(
-    invocation: Invocation, *, is_looking: bool = False, read_only: bool = False, needs_store: bool = True
+    invocation: Invocation,
+    *,
+    is_looking: bool = False,
+    read_only: bool = False,
+    takes_own: bool = False,
+    needs_store: bool = True,
 ) -> Iterator[App]:
     """Yield the app that was named, and say from which file it is. At the end of the block its store is closed.
 
     A store that was named takes the place of the engine's own one. It is made if it is not there, unless `is_looking`.
     With `read_only` the store is opened to read only. A flow whose store is not there has one in memory unless it
     `needs_store`. Raises `click.UsageError` if no app was named, for what is none, and for an app that has made a store
-    in a file or a database where it has to be read only.
+    in a file or a database where it has to be read only, unless `takes_own`: then it is taken as it is.
     """
     named = chosen_app(invocation)
     if named is None:
@@ -239,7 +244,7 @@ def loaded(
             stack.enter_context(engine)
             if chosen_url(invocation) is not None:
                 engine._use_store(open_named(invocation))
-            elif read_only and not engine._look_only() and not isinstance(engine.store, MemoryStore):
+            elif read_only and not engine._look_only() and not (takes_own or isinstance(engine.store, MemoryStore)):
                 raise click.UsageError(
                     f"target {target!r} makes its store itself, to write: give the store's URL, so that it is opened to "
                     "read only"
@@ -271,12 +276,15 @@ def _called(make: Any, target: str) -> Any:
 
 @contextlib.contextmanager
 def opened_engine(invocation: Invocation, *, is_looking: bool = False) -> Iterator[Engine]:
-    """Yield the engine that `--app` names, else one without flows over the store that is there, `is_looking`: to read only."""
+    """Yield the engine that `--app` names, else one without flows over the store that is there.
+
+    `is_looking`: the store is opened to read only, unless the app has made it itself.
+    """
     if invocation.app is None:
         with (open_to_look if is_looking else open_existing)(invocation) as store:
             yield Engine(store)
         return
-    with loaded(invocation, is_looking=True) as app:
+    with loaded(invocation, is_looking=True, read_only=is_looking, takes_own=True) as app:
         yield engine_of(app)
 
 
@@ -300,21 +308,23 @@ def found_flow(
     *,
     is_looking: bool = False,
     read_only: bool = False,
+    takes_own: bool = False,
 ) -> Iterator[tuple[Runnable, Callable[[], Engine]]]:
     """Yield a flow, and a function that gives the engine which runs it.
 
     `name` is a target or, of the app that was named, a flow; None: the flow of the run `run_id`, else the app's only one.
-    The store of a target is opened with the engine; it is made if it is not there, unless `is_looking`. The app's store
-    is opened to read only with `read_only`. Raises `click.UsageError` where there is no such flow.
+    The store of a target is opened with the engine; it is made if it is not there, unless `is_looking`. With `read_only`
+    stores are opened to read only; see `loaded`. Raises `click.UsageError` where there is no such flow.
     """
     if name is not None and (is_target(invocation, name) or chosen_app(invocation) is None):
-        flow, open_named = load_target(name), open_existing if is_looking else open_or_make
+        flow = load_target(name)
+        open_named = open_to_look if read_only else open_existing if is_looking else open_or_make
         with contextlib.ExitStack() as stack:
             yield flow, lambda: Engine(stack.enter_context(open_named(invocation)), flows=[flow])
         return
     if chosen_app(invocation) is None:
         raise click.UsageError(f"name the flow, or what has it with --app: {_FORM}")
-    with loaded(invocation, is_looking=is_looking, read_only=read_only) as app:
+    with loaded(invocation, is_looking=is_looking, read_only=read_only, takes_own=takes_own) as app:
         engine = engine_of(app)
         known: dict[str, Any] = dict(engine.flows)
         wanted = name if run_id is None or name is not None else engine.store.get_run(run_id).info.flow
