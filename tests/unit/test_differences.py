@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
 from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, compress, make_record, packed
-from milepost.model.seal import Seals, link_of, with_digests
+from milepost.model.seal import Seals, with_digests
 from milepost.store import Token
 from milepost.stores.base.deltas import (
     Base,
@@ -57,7 +57,7 @@ def sealed(given: Record, base: str = "") -> Record:
 
 
 def linked(stored: Record) -> LinkedRecord:
-    return LinkedRecord(stored, link_of(stored.header))
+    return LinkedRecord(stored, stored.header)
 
 
 def based(given: Record, since: int, kept: int, length: int) -> Base:
@@ -297,6 +297,19 @@ def test_many_edits_move_a_large_state_once():
         restored = whole({1: sealed(base), 2: sealed(hostile, linked(sealed(base)).link)}, 2)
         assert (restored is not None) is is_whole
         assert restored is None or b"a\0" * 4096 + old[4096:] == restored.record.payload
+
+
+def test_few_edits_and_many_are_applied_alike():
+    old = b"0123456789" * 500
+    base = record(0, old)
+    for count in (0, 1, 8, 9, 40):
+        edits = [(n * 100, n % 7, "é" * (n % 5)) for n in range(count)]
+        new = applied(old, edits)
+        payload = json.dumps({"base": 0, "since": 0, "edits": edits}).encode()
+        less = record(1, new)._replace(payload=payload, packing=DIFFERENCE)
+        restored = whole({0: sealed(base), 1: sealed(less, linked(sealed(base)).link)}, 1)
+        assert restored is not None
+        assert restored.record.payload == new
 
 
 def test_a_difference_on_another_base_is_refused():

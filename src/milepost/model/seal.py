@@ -202,6 +202,12 @@ def link_of(header: bytes | None) -> str:
     return link if _LINK.fullmatch(link) else digest_of(header)
 
 
+def has_link(header: bytes | None, link: str) -> bool:
+    """Return whether `link` names the record with this header, as it is stored."""
+    is_seal = (header or b"").endswith(b'%s%s"' % (_BEFORE_SEAL, link.encode()))
+    return is_seal or link_of(header) == link
+
+
 def _link_in(header: bytes) -> str:
     """Return what a header has as the record's link."""
     if header.rfind(b'"link":"', -_TAIL) >= 0:
@@ -337,8 +343,11 @@ class Seals:
         head = difference_head(header or b"")
         if (
             head is not None
-            and (run_id, node_id, sequence, kind, visit)
-            == (head.run_id, head.node_id, head.sequence, head.kind, head.visit)
+            and head.sequence == sequence
+            and head.visit == visit
+            and head.node_id == node_id
+            and head.run_id == run_id
+            and head.kind == kind
             and head.stored == digest_of(payload or b"")
             and self._is_sealed(header or b"")
         ):

@@ -417,7 +417,7 @@ class DecodingTransaction(Transaction):
             if opened.size >= SMALLEST and is_base(opened):
                 self._note(run_id, Base(opened, link_of(record.header), opened.sequence, opened.size, 0))
             return opened
-        base = self._whole(run_id, LinkedRecord(opened, link_of(record.header)))
+        base = self._whole(run_id, LinkedRecord(opened, record.header))
         if base is None and self._tx.reread(run_id):
             # The base may have been deleted since this record was read. This record was rewritten before that.
             for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
@@ -436,7 +436,7 @@ class DecodingTransaction(Transaction):
 
     def _whole(self, run_id: str, last: LinkedRecord) -> Base | None:
         known = {sequence: base for (of, sequence), base in self._given.items() if of == run_id}
-        page: dict[int, LinkedRecord] = {}
+        page: dict[int, Record] = {}
 
         def base_of(said: Difference) -> LinkedRecord | None:
             """Return a record of the chain. Read the records before it that are likely to be needed next along with it."""
@@ -448,15 +448,16 @@ class DecodingTransaction(Transaction):
                 first = max(said.since, said.base + 1 - _READ) if is_near else said.base
                 first = max([first, *(sequence + 1 for sequence in known if sequence < said.base)])
                 records = self._tx.records(run_id, after=first - 1, before=said.base + 1)
-                page = {record.sequence: self._decrypted(run_id, record) for record in records}
-            return page.get(said.base)
+                page = {record.sequence: record for record in records}
+            record = page.get(said.base)
+            return None if record is None else self._decrypted(run_id, record)
 
         return whole_of(run_id, last, base_of, known, self._seals)
 
     def _decrypted(self, run_id: str, record: Record) -> LinkedRecord:
         is_plain = self._keeper is None or record.packing != ENCRYPTED
         opened = record if is_plain or self._keeper is None else self._keeper.opened(run_id, record)
-        return LinkedRecord(opened, link_of(record.header))
+        return LinkedRecord(opened, record.header)
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
         """Rewrite the records that stay and build on records in `unwanted`.
@@ -470,7 +471,8 @@ class DecodingTransaction(Transaction):
         moved: Base | None = None
         while after < newest:
             for other in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
-                record, link = self._decrypted(run_id, other)
+                member = self._decrypted(run_id, other)
+                record = member.record
                 if record.size < SMALLEST or record.sequence in unwanted:
                     continue
                 if record.packing == ENCRYPTED:
@@ -479,13 +481,13 @@ class DecodingTransaction(Transaction):
                 if said is None or said.base not in unwanted:
                     continue
                 self._seals.check_key(run_id, record)
-                whole = self._whole(run_id, LinkedRecord(record, link))
+                whole = self._whole(run_id, member)
                 if whole is None:  # damaged: its base may go all the same
                     continue
                 self._note(run_id, whole)
                 # Records that build on this one look for nothing before the whole record that they were written with.
                 nearest = moved if moved is not None and moved.since >= said.since else None
-                again = without_digests(whole.record._replace(header=record.header), link)
+                again = without_digests(whole.record._replace(header=record.header), whole.link)
                 if again.says_compressed:
                     again = again._replace(packing=UNPACKED)
                 seal = functools.partial(self._sealed, run_id, is_encrypted=other.packing == ENCRYPTED, of=whole)
@@ -508,8 +510,8 @@ class DecodingTransaction(Transaction):
         for record in self._every(self.records, run_id):
             self._seals.check(run_id, record)
         for stored in self._every(self._tx.records, run_id):
-            record, link = self._decrypted(run_id, stored)
-            self._tx.put_payload(run_id, self._keeper.keep(run_id, without_seal(record, link)))
+            member = self._decrypted(run_id, stored)
+            self._tx.put_payload(run_id, self._keeper.keep(run_id, without_seal(member.record, member.link)))
         life = self._tx.life(run_id) or ""
         kept = [self._keeper.keep_signal(run_id, life, signal) for signal in self.signals(run_id)]
         if kept:

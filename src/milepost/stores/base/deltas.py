@@ -21,7 +21,7 @@ import msgspec
 
 from milepost.errors import DeserializeStateError
 from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record, compress, is_compressed, unpacked
-from milepost.model.seal import Seals, link_of
+from milepost.model.seal import Seals, has_link, link_of
 from milepost.store import Token
 from milepost.stores.base.comparing import agreeing, agreeing_back
 from milepost.stores.base.fence import Row
@@ -38,6 +38,8 @@ _BESIDE = 128
 _MOST_EDITS = 128
 _MOST_READ = 4096
 """Greatest number of edits that a reader accepts in a payload."""
+_FEW = 8
+"""Number of edits of a difference up to which each moves the rest of the state in place. More of them move it once."""
 _ANCHOR = 24
 """Number of bytes that must agree for two places to count as the same."""
 _CLOSE = 256
@@ -55,7 +57,7 @@ Edit = tuple[int, int, int, int]
 """Begin and end of a text in the old state, then begin and end of the text in the new state that replaces it."""
 
 
-class Difference(msgspec.Struct):
+class Difference(msgspec.Struct, gc=False):
     """The content of a payload that is a difference."""
 
     base: int
@@ -243,10 +245,15 @@ def read_difference(record: Record) -> Difference | None:
 
 
 class LinkedRecord(NamedTuple):
-    """One stored record of a chain, decrypted, and its link."""
+    """One stored record of a chain, decrypted, and the header with which it is stored."""
 
     record: Record
-    link: str
+    stored: bytes | None
+
+    @property
+    def link(self) -> str:
+        """The text by which records that build on it name it; see `milepost.model.seal`."""
+        return link_of(self.stored)
 
 
 def whole_of(
@@ -269,7 +276,7 @@ def whole_of(
     is_verified = True
     try:
         while nearest is None:
-            if member is None or (chain and member.link != claimed):
+            if member is None or (chain and not has_link(member.stored, claimed)):
                 return None
             record = member.record
             if record.packing != DIFFERENCE:
@@ -302,35 +309,20 @@ def whole_of(
 
 
 def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]], size: int) -> bool:
-    """Apply the edits to `state`, which has `size` bytes then. Return False, with none applied, if they do not fit."""
-    texts = [text.encode() for _, _, text in edits]
-    end, total = 0, len(state)
-    for (at, count, _), text in zip(edits, texts, strict=True):
-        if at < end or count < 0 or at + count > len(state):
+    """Apply the edits to `state`, which has `size` bytes then. Return False if they do not fit: it is of no use then."""
+    end, is_moved_once = len(state), len(edits) > _FEW
+    parts: list[bytes | bytearray] = []
+    for at, count, text in reversed(edits):
+        if at < 0 or count < 0 or at + count > end:
             return False
-        end, total = at + count, total + len(text) - count
-    if total != size:
-        return False
-    # What follows the first text of another length moves, and is copied once, however many edits there are.
-    moved: list[bytes | memoryview] = []
-    first = end = len(state)
-    with memoryview(state) as view:
-        for (at, count, _), text in zip(edits, texts, strict=True):
-            if not moved and len(text) == count:
-                view[at : at + count] = text
-                continue
-            if moved:
-                moved.append(view[end:at])
-            else:
-                first = at
-            moved.append(text)
-            end = at + count
-        rest = b"".join((*moved, view[end:]))
-        for part in moved:
-            if isinstance(part, memoryview):
-                part.release()
-    state[first:] = rest
-    return True
+        if is_moved_once:
+            parts += state[at + count : end], text.encode()
+        else:
+            state[at : at + count] = text.encode()
+        end = at
+    if parts:
+        state[end:] = b"".join(reversed(parts))
+    return len(state) == size
 
 
 def is_base(record: Record) -> bool:
