@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,7 +84,7 @@ def durable(setting: Setting) -> Iterator[Figure]:
 
 
 def growth(setting: Setting) -> Iterator[Figure]:
-    """A list that grows by 2 KB with each node, beside inserts of what is new; and what stays on disk.
+    """A list that grows by 2 KB with each node, beside inserts of what is new; what stays on disk; and reading it back.
 
     A state is digested from its first change on, which is why it counts whether a number before the list changes too.
     """
@@ -141,6 +142,27 @@ def growth(setting: Setting) -> Iterator[Figure]:
             limit_is="the final state",
             goal=at_most(10),
         )
+    for kilobytes, length in ((32, 60), (180, 180)):
+        yield _reading(setting, kilobytes, min(length, setting.size.nodes))
+
+
+def _reading(setting: Setting, kilobytes: int, length: int) -> Figure:
+    """What each of `length` differences costs whoever reads the newest state of a run, whose nodes changed a little."""
+    states = list(_changing(kilobytes * 1024, length + 1))
+    place = [*setting.places][-1]
+    with setting.folder(place) as folder, SQLiteStore(folder / "runs.db") as store:
+        for run_id, kept in (("chain", states), ("whole", states[-1:])):
+            records = tuple(_checkpoint(run_id, number, state) for number, state in enumerate(kept, 1))
+            store.append((Append(_begin(store, run_id), records),))
+        read = partial(busy_seconds, store.latest, times=10)
+        found = interleave(
+            setting.size.rounds,
+            {"ours": lambda: read("chain") / length, "twice": lambda: 2 * read("whole") / length},
+        )
+    return compare(
+        f"reading {length} differences of a state of {kilobytes} KB, for each", found, measure="beyond", unit="us",
+        scale=_MICRO, place=place, limit="twice", limit_is="twice the state whole", aim=at_most(5),
+    )  # fmt: skip
 
 
 def big(setting: Setting) -> Iterator[Figure]:
@@ -342,12 +364,22 @@ def state_of(size: int) -> bytes:
 
 def records_of(state: bytes, times: int) -> list[Record]:
     """Return the checkpoints of a loop whose node leaves `state` each time."""
+    return [_checkpoint(_RUN, number, state) for number in range(1, times + 1)]
 
-    def checkpoint(number: int) -> Record:
-        fields = {"next_node": "work", "attempt": 1, "prev_node_id": "work", "iteration": number, "epoch": 1}
-        return make_record(_RUN, number, _MOMENT, CHECKPOINT, "work", number, state, fields)
 
-    return [checkpoint(number) for number in range(1, times + 1)]
+def _checkpoint(run_id: str, number: int, state: bytes) -> Record:
+    fields = {"next_node": "work", "attempt": 1, "prev_node_id": "work", "iteration": number, "epoch": 1}
+    return make_record(run_id, number, _MOMENT, CHECKPOINT, "work", number, state, fields)
+
+
+def _changing(size: int, times: int) -> Iterator[bytes]:
+    """Give states of about `size` bytes, each with another number and another cell of its table than the one before."""
+    chance = random.Random(7)
+    rows = [b'{"id":%d,"score":%.12f}' % (n, chance.random()) for n in range(size // 36)]
+    for number in range(times):
+        n = chance.randrange(len(rows))
+        rows[n] = b'{"id":%d,"score":%r}' % (n, chance.random())
+        yield b'{"n":%d,"rows":[%s]}' % (number, b",".join(rows))
 
 
 def append_each(store: Store, records: Sequence[Record], measured: Callable[..., float]) -> float:
@@ -357,9 +389,9 @@ def append_each(store: Store, records: Sequence[Record], measured: Callable[...,
     return measured(lambda: store.append((Append(token, (next(turns),)),)), times=len(records))
 
 
-def _begin(store: Store) -> Token:
-    start = make_record(_RUN, 0, _MOMENT, START, state=b"{}", fields={"flow": "loop", "entry": "work", "epoch": 1})
-    return store.create(NewRun(_RUN, "loop", "0" * 16, start, 600.0, {}))
+def _begin(store: Store, run_id: str = _RUN) -> Token:
+    start = make_record(run_id, 0, _MOMENT, START, state=b"{}", fields={"flow": "loop", "entry": "work", "epoch": 1})
+    return store.create(NewRun(run_id, "loop", "0" * 16, start, 600.0, {}))
 
 
 # -- sides -----------------------------------------------------------------------------------------
