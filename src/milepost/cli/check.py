@@ -39,7 +39,7 @@ _SQLITE = b"SQLite format 3\0"
                  help=f"How many to check where there are more than {MOST}."),
     click.option("--seed", type=int, metavar="N", help="Take the sample again that an earlier check names."),
     click.option("--finished", type=click.IntRange(0), default=0, metavar="N",
-                 help="Also the newest N finished runs of each flow, cut before their end."),
+                 help="Also the newest N finished runs of each flow, as if they stood on their paths."),
     click.option("--versions", "is_of_versions", is_flag=True,
                  help="Instead, list the versions that open runs began with: what of the code may go."),
     click.option("--lint", "is_linting", is_flag=True,
