@@ -230,6 +230,15 @@ def test_a_run_is_not_taken_before_its_time(verbs, medium, clock):
     assert "finished" == handle.info().status
 
 
+@both
+def test_a_run_that_failed_has_the_fingerprint_of_the_code_that_took_it(verbs, store, front):
+    make, given, _ = FLOWS[front]
+    flow = make(pack=refusing)
+    verbs.call(Engine(store), "start", "orders", given, run_id="r")
+    work(Engine(store, flows=[flow]))
+    assert flow._flow.fingerprint == store.get_run("r").info.fingerprint
+
+
 # -- an engine that has the flow ---------------------------------------------------------------------------
 
 

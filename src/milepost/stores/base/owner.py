@@ -29,6 +29,7 @@ from milepost.errors import (
     StoreError,
     shown,
 )
+from milepost.model.beginning import PAGE, find_start, start_in
 from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.ranges import is_live
 from milepost.model.record import (
@@ -620,11 +621,17 @@ class OwnerStore(WorkerStore):
             return msgspec.structs.replace(row, info=info)
 
     def _fingerprint(self, tx: Transaction, run_id: str) -> str | None:
-        """Return the fingerprint in the run's start record; None if there is none, or if its seal does not prove it."""
+        """Return the fingerprint with which the run began; None if there is none, or if its seal does not prove it."""
+        search = find_start()
+        kind, after = next(search)
         with suppress(DeserializeStateError):
-            for record in tx.records(run_id, before=1, kinds=(START,)):
-                self.seals.check(run_id, record)
-                return record.fields().get("fingerprint")
+            while True:
+                page = tx.records(run_id, after=after, kinds=(kind,), limit=PAGE)
+                try:
+                    kind, after = search.send(page)
+                except StopIteration as found:
+                    start = start_in(found.value, functools.partial(self.seals.check, run_id))
+                    return None if start is None else start.fields().get("fingerprint")
         return None
 
     def _with_errors(self, tx: Transaction, infos: Sequence[RunInfo], *, near: int = MOST) -> list[RunInfo]:
