@@ -11,11 +11,12 @@ import msgspec
 from msgspec.structs import force_setattr, replace
 
 from milepost.errors import OptionError, shown
+from milepost.model.durations import as_seconds
 from milepost.model.events import Hook
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.ids import SYSTEM, Clock
 from milepost.model.record import as_posix
-from milepost.model.retry import Retry, as_seconds
+from milepost.model.retry import Retry
 from milepost.store import check_tags
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from milepost.errors import OptionError
-from milepost.model.retry import LONGEST, Retry, as_seconds
+from milepost.model.durations import LONGEST, as_seconds
+from milepost.model.retry import Retry
 from milepost.testing.tables import for_each
 
 EXACT = {"jitter": False}

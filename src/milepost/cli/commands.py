@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -81,7 +80,6 @@ def code_of(error: BaseException) -> int:
 # -- What every command is told besides its own options, and the decorator that makes a command ----
 
 
-@dataclass(slots=True)
 class Invocation:
     """One call of the command line."""
 

@@ -31,9 +31,9 @@ from milepost.executor.journal import read_start
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.waits import Waits
+from milepost.model.durations import as_seconds
 from milepost.model.ids import new_nonce
 from milepost.model.record import Record
-from milepost.model.retry import as_seconds
 from milepost.options import UNAMENDED
 from milepost.store import RunRow, Store, check_run_id
 from milepost.verbs import Job, adrive, drive

@@ -40,10 +40,10 @@ from milepost.executor.effects import Routine, ask
 from milepost.executor.flow import Flow
 from milepost.executor.journal import Drained
 from milepost.executor.resume import REFUSED
+from milepost.model.durations import as_seconds
 from milepost.model.failure import describe, failure_fields, is_cancellation
 from milepost.model.ids import Clock, new_nonce, this_process
 from milepost.model.info import RunInfo
-from milepost.model.retry import as_seconds
 from milepost.model.tracebacks import fold_frames
 from milepost.model.workers import BEAT_SECONDS, LONGEST_REASON, MOST_REFUSED, SchedulePause, WorkerInfo
 from milepost.options import Options

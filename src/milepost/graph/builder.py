@@ -44,8 +44,9 @@ from milepost.graph.declarations import (
 )
 from milepost.graph.merge import Acceptance, Merging, Reducer, is_ready_made
 from milepost.graph.topology import Topology
+from milepost.model.durations import as_seconds
 from milepost.model.executors import ExecutorLike, checked_executor
-from milepost.model.retry import Retry, as_seconds
+from milepost.model.retry import Retry
 from milepost.store import check_id
 
 if TYPE_CHECKING:

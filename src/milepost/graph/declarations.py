@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, NoReturn, get_origin
 
 from milepost.errors import GraphError, GraphProblem, InvalidIDError, OptionError, SerializeStateError, shown
 from milepost.executor.flow import END, START, Function
-from milepost.model.retry import Retry, as_seconds
+from milepost.model.durations import as_seconds
+from milepost.model.retry import Retry
 from milepost.store import check_id, flaw_of_prompt
 
 if sys.version_info >= (3, 14):

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import timedelta
-from math import isfinite
 
 from milepost.errors import OptionError, shown
-
-LONGEST = 100 * 366 * 86400.0
-"""Seconds of the longest duration: the clocks of all machines can wait this long, and a date stays within its range."""
+from milepost.model.durations import as_seconds, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class Retry:
             )
         for name in ("backoff", "max_delay"):
             object.__setattr__(self, name, as_seconds(getattr(self, name), name))
-        if not _is_number(self.factor) or self.factor < 1:
+        if not is_number(self.factor) or self.factor < 1:
             raise OptionError(f"factor must be 1 or more, not {shown(self.factor)}", option="factor")
         for name in ("retry_on", "give_up_on"):
             given = getattr(self, name)
@@ -78,22 +74,3 @@ class Retry:
             return pause
         drawn = hashlib.sha256(f"{run_id}\0{node_id}\0{visit}\0{failures}".encode()).digest()
         return pause * (0.5 + int.from_bytes(drawn[:8], "big") / 2**64)
-
-
-def as_seconds(value: float | timedelta, option: str) -> float:
-    """Return a duration as float seconds; `OptionError` unless it is a number from 0 to `LONGEST`."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not _is_number(seconds) or not 0 <= seconds <= LONGEST:
-        raise OptionError(
-            f"{option} must be seconds or a timedelta, 0 or more and at most 100 years, not {shown(value)}",
-            option=option,
-        )
-    return float(seconds)
-
-
-def _is_number(value: object) -> bool:
-    """Return whether `value` is a finite number that a float can hold."""
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-    except OverflowError:
-        return False

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from milepost.errors import OptionError, shown
-from milepost.model.retry import as_seconds
+from milepost.model.durations import as_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from milepost.engine.matching import StoppedAfter, walk
 from milepost.errors import DeserializeStateError, RunNotFoundError, StoreError
 from milepost.executor.effects import Routine, do_asks
-from milepost.executor.journal import read_start
 from milepost.model.info import RunInfo
 from milepost.views.rows import info_document, places_at_rest, why_it_stands
 
@@ -62,6 +61,8 @@ def places_of(store: Store, info: RunInfo) -> tuple[str | None, ...]:
 
 def fingerprint_of(store: Store, run_id: str) -> str | None:
     """Return the fingerprint of the flow with which a run began; None if it is not recorded, or not proven."""
+    from milepost.executor.journal import read_start  # lists of runs do not need it
+
     try:
         begun = do_asks(read_start(store, run_id, partial(store.seals.check, run_id)))
         found = None if begun is None else begun.fields().get("fingerprint")

@@ -128,6 +128,8 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
 
 def in_options(text: str) -> str:
     """Replace the keyword arguments in a text of the library by options of the command line."""
+    if not any(sign in text for sign in "=_("):  # as in most reasons: the patterns take time to compile
+        return text
     for pattern, spelling in _SPELLINGS:
         text = re.sub(pattern, spelling, text)
     return text

@@ -18,6 +18,7 @@ import msgspec
 
 from milepost.errors import DuplicateStepNameError, OptionError, shown
 from milepost.executor.waits import Waits
+from milepost.model.durations import as_seconds
 from milepost.model.executors import ExecutorLike, checked_executor
 from milepost.model.results import (
     BranchResult,
@@ -28,7 +29,7 @@ from milepost.model.results import (
     StepType,
     SubWorkflowInvocationResult,
 )
-from milepost.model.retry import Retry, as_seconds
+from milepost.model.retry import Retry
 from milepost.store import check_id
 from milepost.verbs import Bound, InputVerbs, StateVerbs, flow_of
 

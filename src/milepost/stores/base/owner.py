@@ -30,6 +30,7 @@ from milepost.errors import (
     shown,
 )
 from milepost.model.beginning import PAGE, find_start, start_in
+from milepost.model.durations import as_seconds
 from milepost.model.ids import describe_owner, is_gone, this_process
 from milepost.model.ranges import is_live
 from milepost.model.record import (
@@ -43,7 +44,6 @@ from milepost.model.record import (
     new_record,
     packed,
 )
-from milepost.model.retry import as_seconds
 from milepost.model.seal import digests_of, link_of
 from milepost.store import (
     MOST,

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from milepost.errors import CheckpointCorruptError, DeserializeStateError, OptionError, shown
+from milepost.model.durations import as_seconds
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
     CHECKPOINT,
@@ -33,7 +34,6 @@ from milepost.model.record import (
     Record,
     segments_of,
 )
-from milepost.model.retry import as_seconds
 from milepost.store import Append, Status, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
 from milepost.stores.base.fence import Row
