@@ -151,6 +151,7 @@ def test_sqlite_tables_of_version_2_come_to_the_same(tmp_path: Path) -> None:
         connection.execute("ALTER TABLE runs DROP COLUMN blocked_by")
         connection.execute("ALTER TABLE signals DROP COLUMN sent_by")
         connection.execute("ALTER TABLE runs DROP COLUMN seal")
+        connection.execute("ALTER TABLE runs DROP COLUMN life")
         connection.execute("PRAGMA user_version = 2")
     tables = []
     for place in (path, new):
