@@ -194,13 +194,11 @@ def test_the_time_of_a_stream_begins_with_its_first_event(verbs, medium, clock, 
         assert store.read("r1")[0].fields()["timestamp"] == store.read("r1")[1].fields()["timestamp"]
 
 
-def test_no_limit_lets_a_loop_run_a_hundred_thousand_times(verbs, log):
+def test_no_limit_lets_a_loop_run_thirty_thousand_times():
+    """For async verbs the loop is the same code, and a thread for each call takes its time."""
     graph = Graph(Count).add_node("b", plus)
-    graph.add_conditional_edge("b", lambda state: "b" if state.n < 100_000 else END, ["b", END])
-    compiled = graph.set_entry("b").compile()
-    if verbs.is_async:
-        pytest.skip("a thread for each call takes its time, and the loop is the same code")
-    assert Count(100_000) == compiled.run(Count(), max_iterations=None)
+    graph.add_conditional_edge("b", lambda state: "b" if state.n < 30_000 else END, ["b", END])
+    assert Count(30_000) == graph.set_entry("b").compile().run(Count(), max_iterations=None)
 
 
 @pytest.mark.parametrize("with_store", [True, False])

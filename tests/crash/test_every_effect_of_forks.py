@@ -392,7 +392,7 @@ def test_a_run_that_dies_at_any_effect_ends_as_if_undisturbed(
 
 @pytest.mark.parametrize(
     "make",
-    [nested, mapped, pytest.param(sub_graph, marks=wide), pytest.param(timed_out, marks=wide)],
+    [nested, *(pytest.param(make, marks=wide) for make in (mapped, sub_graph, timed_out))],
     ids=lambda make: make.__name__,
 )
 def test_a_run_that_is_thinned_while_it_is_live_ends_as_if_undisturbed(make: Callable[[], Subject]) -> None:
