@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -341,7 +342,7 @@ def test_a_hidden_value_of_any_kind_is_one_of_the_same_kind():
         made = record_test(store, "r", flow_of(graph), hide=["state.*"])
         assert (None, 0) == (made.difference, made.left)
         for secret in (b"ada", b"12.5", b"2025-05", b"51c3", b"c2Vj", b"4111", b"123,", b"3.25"):
-            assert secret not in made.data.replace(b"milepost", b"")
+            assert secret not in re.sub(rb'[0-9a-f]{32,64}|"life":"[^"]*"', b"", made.data)  # chance is no secret
         one = record_test(store, "r", flow_of(graph), hide=["state.cards.number", "state.by.number"])
         state = replay(one.data, graph).result.state
         assert [("1111 1", 1), ("1111 2", 22)] == [(card.number, card.code) for card in state.cards]
