@@ -260,7 +260,7 @@ def _lengthen(dsn: str, token: Token, length: int) -> None:
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO milepost.records SELECT id, n, 'checkpoint', 'work', n, 1024, '', NULL, '{\"next_node\":\"work\"}', "
+            "INSERT INTO milepost.records SELECT id, n, 'checkpoint', 'work', n, 1024, '', '{\"next_node\":\"work\"}', "
             "%s FROM milepost.runs, generate_series(1, %s) AS n WHERE run_id = %s",
             (b'"%s"' % (b"x" * 1022), length, token.run_id),
         )
@@ -282,7 +282,7 @@ def _multiply(dsn: str, count: int) -> None:
             (count,),
         )
         connection.execute(
-            "INSERT INTO milepost.records SELECT id, 0, 'start', '', 1, 2, '', NULL, '{}', '{}' FROM milepost.runs "
+            "INSERT INTO milepost.records SELECT id, 0, 'start', '', 1, 2, '', '{}', '{}' FROM milepost.runs "
             "WHERE flow = 'multiplied'"
         )
         connection.execute("ANALYZE milepost.runs, milepost.records")
