@@ -849,6 +849,7 @@ class Store(abc.ABC):
         one. All else comes back equal, times and waits included. Raises `RunExistsError` if the id is taken.
         """
 
+    @abc.abstractmethod
     def seal_run(self, run_id: str) -> None:
         """Vouch for a run that was begun without the store's keys: seal and encrypt all of it with them, in one write.
 
@@ -858,7 +859,6 @@ class Store(abc.ABC):
         looked at it: whatever was changed before is sealed too. Raises `RunLockedError` if somebody owns the run,
         `OptionError` if the store has no keys.
         """
-        raise NotImplementedError
 
     @abc.abstractmethod
     def verify(self, run_id: str) -> VerifyReport:

@@ -82,9 +82,17 @@ def buys(card: str, note: str) -> Steps[str]:
 
 
 orders = make("orders", route)
-engine = Engine(SQLiteStore("runs.db", **OPTIONS), flows=[orders, make("strict", by_card), buys])
+store = SQLiteStore("runs.db", **OPTIONS)
+engine = Engine(store, flows=[orders, make("strict", by_card), buys])
 """
 CARD = b"4111 1111"
+
+
+def leave_till() -> None:
+    """Forget the module, and close its store, which a command that was given another one leaves open."""
+    module = sys.modules.pop("till", None)
+    if module is not None:
+        module.store.close()
 
 
 @pytest.fixture
@@ -93,7 +101,7 @@ def till(shop: Shop) -> Callable[..., Shop]:
 
     def make(**options: Any) -> Shop:
         (shop.folder / "till.py").write_text(f"OPTIONS = {options!r}\n{SOURCE}", encoding="utf-8")
-        sys.modules.pop("till", None)
+        leave_till()
         sys.path.insert(0, str(shop.folder))
         import till  # type: ignore[import-not-found]
 
@@ -104,7 +112,7 @@ def till(shop: Shop) -> Callable[..., Shop]:
         with pytest.raises(RunSuspended):
             engine.run(till.buys, card=till.CARD, note="n" * 300, run_id="b-1", on_wait="suspend")
         engine.close()
-        sys.modules.pop("till", None)
+        leave_till()
         return shop
 
     return make
@@ -113,11 +121,11 @@ def till(shop: Shop) -> Callable[..., Shop]:
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    sys.modules.pop("till", None)
+    leave_till()
 
 
 def record(shop: Shop, run_id: str, *arguments: str, app: str = "till:engine") -> Answer:
-    sys.modules.pop("till", None)
+    leave_till()
     return shop.call("record-test", run_id, "--app", app, "--store", "sqlite:///runs.db", *arguments)
 
 
@@ -152,7 +160,7 @@ def test_the_store_is_opened_to_read_only_or_has_to_be_named(till: Any, monkeypa
     shop = till()
     for app in ("till:engine", "till:orders"):
         assert 0 == record(shop, "o-17", "--force", app=app).code
-    sys.modules.pop("till", None)
+    leave_till()
     refused = shop.call("record-test", "o-17", "--app", "till:engine", "--force")
     assert (2, True) == (refused.code, "makes its store itself, to write: give the store's URL" in refused.err)
     (shop.folder / "named.py").write_text(SOURCE.replace('SQLiteStore("runs.db", **OPTIONS)', '"sqlite:///runs.db"'))
