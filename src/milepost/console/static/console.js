@@ -66,7 +66,7 @@ const KEYS = { j: () => step(1), k: () => step(-1), "/": () => $("[role=search] 
 for (const key of "d[]") KEYS[key] = () => $(`[data-key="${key}"]`)?.click();
 addEventListener("keydown", (event) => {
 	const { key, target } = event;
-	if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog") || !KEYS[key]) return;
+	if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog[open]") || !KEYS[key]) return;
 	event.preventDefault();
 	KEYS[key]();
 });
