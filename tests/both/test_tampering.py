@@ -332,6 +332,7 @@ def test_seal_run_closes_the_change_over_to_keys(verbs, medium, keys, line, log)
     assert strict.verify("w").ok
 
 
+@pytest.mark.every_store
 @one_way
 def test_seal_run_seals_no_damage_no_owned_run_and_nothing_without_a_key(verbs, medium, attacker, line, log):
     graph, plain = line(Count, "abcd"), medium.open()
@@ -348,6 +349,27 @@ def test_seal_run_seals_no_damage_no_owned_run_and_nothing_without_a_key(verbs, 
         lenient.seal_run("owned")
 
 
+def stripped(record: Record) -> Record:
+    header, _, _ = (record.header or b"").rpartition(b',"seal":"')
+    return record._replace(header=OWN.seal(header))
+
+
+@pytest.mark.every_store
+@one_way
+def test_no_list_shows_an_error_whose_seal_was_taken_off(verbs, medium, attacker, log):
+    def refuse(state: Count) -> Count:
+        raise ValueError("no money")
+
+    graph = Graph(Count).add_node("pay", refuse).set_entry("pay").add_edge("pay", END).compile()
+    lenient = medium.open(**SIGNED, allow_unsealed=True)
+    with pytest.raises(NodeError, match="no money"):
+        verbs.run(graph, Count(), store=lenient, run_id="r1")
+    assert "no money" == lenient.list_runs()[0].error.message
+    for record in lenient.read("r1", after=0):
+        attacker.change(lenient, "r1", record.sequence, stripped)
+    assert lenient.list_runs()[0].error is None
+
+
 @pytest.mark.every_store
 @one_way
 def test_once_a_run_has_a_seal_of_a_key_nobody_takes_one_off(verbs, medium, attacker, line, log):
@@ -361,11 +383,6 @@ def test_once_a_run_has_a_seal_of_a_key_nobody_takes_one_off(verbs, medium, atta
     assert lenient.verify("r1").ok
     sealed = [record.sequence for record in lenient.read("r1", after=newest)]
     assert 2 == len(sealed)
-
-    def stripped(record: Record) -> Record:
-        header, _, _ = (record.header or b"").rpartition(b',"seal":"')
-        return record._replace(header=OWN.seal(header))
-
     for number in sealed[1:]:
         kept = attacker.kept(lenient, "r1", number)
         attacker.change(lenient, "r1", number, stripped)

@@ -407,6 +407,14 @@ def test_a_lone_append_is_one_statement(store: SQLiteStore) -> None:
     assert 1 == len(statements)
 
 
+def test_a_release_reads_the_row_once(store: SQLiteStore) -> None:
+    token = begin(store)
+    statements: list[str] = []
+    store._open().set_trace_callback(statements.append)
+    assert "written" == store.release(token, Release("interrupted")).outcome
+    assert 1 == sum(text.startswith("SELECT") and " FROM runs " in text for text in statements)
+
+
 def test_a_resume_reads_row_point_nodes_and_start_then_claims_in_one_transaction(store: SQLiteStore) -> None:
     graph: Graph[dict[str, Any]] = Graph(dict)
     graph.add_node("work", lambda state: state).set_entry("work")

@@ -103,13 +103,12 @@ class DecodingTransaction(Transaction):
 
     def row(self, run_id: str) -> Row | None:
         row = self._tx.row(run_id)
-        return None if row is None else self._proven(row)
+        return None if row is None else self.proven(row)
 
     def row_of_owner(self, run_id: str) -> Row | None:
         return self._tx.row(run_id)
 
-    def _proven(self, row: Row, newest: int | None = None) -> Row:
-        """Return the row with its texts in plain. Raise `UnprovenRow` if they can't be proven."""
+    def proven(self, row: Row, newest: int | None = None) -> Row:
         if self._keeper is None:
             return row
         if newest is None:
@@ -143,7 +142,7 @@ class DecodingTransaction(Transaction):
         if row.seal:
             newest = self._newest[row.run_id] = self._tx.newest(row.run_id)
         try:
-            return self._proven(row, newest)
+            return self.proven(row, newest)
         except UnprovenRow as exc:
             return row_to_show((row.run_id, row.flow, row.status, row.created_at, row.updated_at), exc)
 
@@ -162,7 +161,7 @@ class DecodingTransaction(Transaction):
             proven: builtins.list[Row] = []
             for row in self._tx.candidates(flow, now, limit, passed):
                 try:
-                    proven.append(self._proven(row))
+                    proven.append(self.proven(row))
                 except UnprovenRow:  # it keeps no other run from being taken; who reads it gets the error
                     passed.add(row.run_id)
             # There may be more behind damaged ones.
@@ -223,9 +222,7 @@ class DecodingTransaction(Transaction):
 
         Return `opened`, so changed.
         """
-        self._mark_misplaced(run_id, opened)
-        if self._seals.is_keyed and self._seals.accepts_unsealed:
-            self._mark_stripped(stored, opened)
+        self._mark_refused(run_id, stored, opened)
         before, link = self._ends.get(run_id, _NOTHING)
         for at, record in enumerate(opened):
             if record.sequence == before + 1 and prev_of(record.header) != link:
@@ -241,18 +238,21 @@ class DecodingTransaction(Transaction):
             self._ends[run_id] = before, link
         return opened
 
-    def _mark_misplaced(self, run_id: str, opened: builtins.list[Record]) -> None:
-        life = self._tx.life(run_id) if opened else None
+    def _mark_refused(self, run_id: str, stored: Sequence[Record], opened: builtins.list[Record]) -> None:
+        """Mark the records of another life, and those whose seal was taken off.
+
+        Where records without a seal of a key are accepted, one that follows a record with such a seal is none of them:
+        nobody but a forger takes it off.
+        """
+        if not opened:
+            return
+        life = self._tx.life(run_id)
+        finds_stripped = self._seals.is_keyed and self._seals.accepts_unsealed
         for at, record in enumerate(opened):
             if life is not None and not is_of_life(record, life):
                 opened[at] = record._replace(packing=MISPLACED)
-
-    def _mark_stripped(self, stored: Sequence[Record], opened: builtins.list[Record]) -> None:
-        """Mark the records without a seal of a key that follow one with such a seal: nobody but a forger takes it off."""
-        for at, record in enumerate(stored):
-            follows_keyed = (prev_of(opened[at].header) or "").startswith(KEYED)
-            if follows_keyed and not has_keyed_seal(record.header):
-                opened[at] = opened[at]._replace(packing=STRIPPED)
+            elif finds_stripped and _follows_a_seal(record) and not has_keyed_seal(stored[at].header):
+                opened[at] = record._replace(packing=STRIPPED)
 
     def _follows(self, run_id: str, record: Record) -> bool:
         """Return whether a record covers the one that is before it now, or one of the two is damaged, which is told as
@@ -345,8 +345,9 @@ class DecodingTransaction(Transaction):
     def ends_of(self, runs: Mapping[str, int]) -> dict[str, builtins.list[Record]]:
         ends = {}
         for run_id, records in self._tx.ends_of(runs).items():
-            opened = [self._opened(run_id, record) for record in reversed(records)]
-            self._mark_misplaced(run_id, opened)
+            stored = records[::-1]
+            opened = [self._opened(run_id, record) for record in stored]
+            self._mark_refused(run_id, stored, opened)
             ends[run_id] = opened[::-1]
         return ends
 
@@ -524,3 +525,8 @@ class DecodingTransaction(Transaction):
             return self._keeper.keep(run_id, record, is_verified=is_verified)
         assert record.header is not None
         return record._replace(header=self._seals.seal_again(record.header, is_verified=is_verified))
+
+
+def _follows_a_seal(record: Record) -> bool:
+    """Return whether the record before this one had a seal of a key."""
+    return (prev_of(record.header) or "").startswith(KEYED)

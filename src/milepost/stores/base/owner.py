@@ -481,7 +481,7 @@ class OwnerStore(WorkerStore):
         token, records, release, tags, statements = append
         row = tx.row_of_owner(token.run_id)
         if row is not None and (release is not None or tags is not None or row.cancel is not None):
-            row = tx.row(token.run_id)
+            row = tx.proven(row)
         newest = tx.newest(token.run_id)
         outcome = fence.judge(row, append, newest)
         if row is None or outcome != "written":

