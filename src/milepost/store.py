@@ -36,7 +36,7 @@ from milepost.model.record import FORKED_FROM, Record
 from milepost.model.seal import Seals, seals_of_exports
 
 if TYPE_CHECKING:
-    from milepost.model.info import CheckpointInfo, RunInfo, RunPage, Wait
+    from milepost.model.info import CheckpointInfo, RunFailure, RunInfo, RunPage, Wait
     from milepost.model.live import LiveBatch, LiveEvent, Place
     from milepost.model.upkeep import Pruned, Retention, Stats, VerifyReport
     from milepost.model.workers import SchedulePause, WorkerInfo
@@ -110,10 +110,32 @@ release (the lease is over, the process is gone, or the clock went back) · ours
 owns it · abandoned: a verb of this store object owned it and has ended without a release."""
 
 
-class RunRow(msgspec.Struct, frozen=True):
-    """A run as the core sees it: the public information, and the values that the fence needs."""
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as the core sees it: the values of its `RunInfo`, which describes them, and those that the fence needs.
 
-    info: RunInfo
+    Most calls need no `RunInfo`. To make the class takes longer than a resume.
+    """
+
+    run_id: str
+    flow: str
+    status: str
+    reason: str
+    degraded: bool
+    missed: tuple[str, ...]
+    created_at: datetime
+    updated_at: datetime
+    sequence: int
+    next_node: str | None
+    size: int
+    owner: str
+    lease_until: datetime | None
+    wake_at: datetime | None
+    waiting_for: tuple[Wait, ...]
+    crash_count: int
+    tags: Mapping[str, str]
+    error: RunFailure | None = None
+    blocked_by: str | None = None
+    fingerprint: str | None = None
     epoch: int
     lease: LeaseState
     cancel: str | None
@@ -124,6 +146,13 @@ class RunRow(msgspec.Struct, frozen=True):
     """The live ranges of the newest owner record that has some."""
     cancel_by: str | None = None
     """The one who asked for the open cancel, as the caller said."""
+
+    @property
+    def info(self) -> RunInfo:
+        """The run as people are shown it."""
+        from milepost.model.info import RunInfo
+
+        return RunInfo(**{name: getattr(self, name) for name in RunInfo.__match_args__})
 
 
 class NewRun(NamedTuple):

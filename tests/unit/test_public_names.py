@@ -192,6 +192,38 @@ def test_what_fails_is_told_without_loading_anything(what: str, error: str) -> N
     assert [error] == told.stdout.split()
 
 
+RESUMING = """
+import sys
+from contextlib import suppress
+from milepost import END, Graph, SQLiteStore
+from milepost.errors import RunStopped
+
+graph = Graph(dict).add_node("a", dict).add_node("b", dict).add_edge("a", "b").add_edge("b", END).set_entry("a").compile()
+path, *verbs = sys.argv[1:]
+with SQLiteStore(path) as store:
+    if "run" in verbs:
+        with suppress(RunStopped):
+            graph.run({}, store=store, run_id="r", stop_after="a")
+    known = {*sys.modules}
+    if "resume" in verbs:
+        graph.resume(store, "r")
+print(*sorted({*sys.modules} - known))
+"""
+
+
+def test_the_first_resume_of_a_process_loads_only_what_walks_a_graph(tmp_path: Path) -> None:
+    def loaded(name: str, *verbs: str) -> list[str]:
+        command = [sys.executable, "-c", RESUMING, str(tmp_path / name), *verbs]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.split()
+
+    assert [] == loaded("both.db", "run", "resume")
+    assert [] == loaded("one.db", "run")
+    assert {
+        "milepost.executor.attempt",
+        *(f"milepost.graph.{name}" for name in ("checks", "resume", "run", "visits", "walker")),
+    } == set(loaded("one.db", "resume"))
+
+
 def test_completion_shows_the_documented_names_and_no_others() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
     told = {

@@ -954,7 +954,7 @@ class Engine:
             except RunNotFoundError:
                 self._gate.ask("delete", run_id, "")
             else:
-                self._gate.ask("delete", run_id, row.info.flow)
+                self._gate.ask("delete", run_id, row.flow)
         yield Ask(self.store, "delete_run", run_id, force=force)
 
     async def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -57,9 +57,9 @@ class Follower:
             row: RunRow = yield from ask(run.store, "get_run", run.run_id)
             records: list[Record] = yield from ask(run.store, "read", run.run_id, after=self._after, limit=PAGE)
             news = yield from self._merged(run, self._order, records)
-            if news or row.info.status in ENDED:
+            if news or row.status in ENDED:
                 yield from tell_ends(run, records, self._chronicle)
-                return news, row.info.status in ENDED and len(records) < PAGE
+                return news, row.status in ENDED and len(records) < PAGE
             yield from await_change(run, partial(self._wait, run, self._order))
 
     def _beginning(self, run: Run) -> Routine[Place | None]:

@@ -130,7 +130,7 @@ def _has_failed_so(store: Store, info: RunInfo, filters: BulkFilters) -> Routine
             if is_of_all_runs(exc):
                 raise
             return False
-        error = row.info.error
+        error = row.error
     error_type, error_node = filters.get("error_type"), filters.get("error_node")
     return (
         error is not None

@@ -62,7 +62,7 @@ class RawRun(StepRun):
         """Find what the run has come to."""
         begun = yield from read_start(self.store, self.run_id)
         point, ends = latest.point, [record for record in latest.tail if record.kind == FINISH]
-        if latest.row.info.status == "finished" and ends and "result" not in ends[-1].fields():
+        if latest.row.status == "finished" and ends and "result" not in ends[-1].fields():
             return RawState(self._plain(ends[-1]))
         if begun is not None and (point is None or begun.fields().get("front") == "workflow"):
             return RawState(Undecoded.decode(begun.state() or b"null"))

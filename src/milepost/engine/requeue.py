@@ -46,7 +46,7 @@ def requeue(
         check_id(by, "by")
     journal = Journal(store, check_run_id(run_id), merge_options(bound, {"reopen": reopen}))
     latest: RunSnapshot = yield from ask(store, "latest", run_id)
-    gate.ask("requeue", run_id, latest.row.info.flow)
+    gate.ask("requeue", run_id, latest.row.flow)
     yield from check_key(store, run_id)
     while not (yield from _leave(journal, latest, nonces, retry, wake_at, by)):
         latest = yield from ask(store, "latest", run_id)
@@ -61,14 +61,14 @@ def _leave(
     by: str | None,
 ) -> Routine[bool]:
     """Leave the run to the workers. Return False if its journal has grown since `latest` was read."""
-    store, row, info, options = journal.store, latest.row, latest.row.info, journal.options
+    store, row, options = journal.store, latest.row, journal.options
     if row.lease in {"live", "ours"}:
         raise locked(journal, row, WAIT_OR_STOP)
     if _is_taken_anyway(row, store.clock.time(), reopen=options.reopen):
         return True
-    if info.status == "finished":
-        raise not_resumable(journal, info.status, info.reason, "nothing of it is left to do")
-    is_retry = info.status == "failed" if retry is None else retry
+    if row.status == "finished":
+        raise not_resumable(journal, row.status, row.reason, "nothing of it is left to do")
+    is_retry = row.status == "failed" if retry is None else retry
     request = ResumeRequest("retry" if is_retry else "resume")
     refusal = refused_by_status(journal, request, row)
     if refusal is not None:
@@ -81,26 +81,25 @@ def _leave(
         reason="it was left to the workers",
     )  # fmt: skip
     journal.sequence, journal.epoch = latest.newest, claim.epoch
-    claimed: Claimed = yield from take(store, "claim", claim, claim.epoch, as_before(info))
+    claimed: Claimed = yield from take(store, "claim", claim, claim.epoch, as_before(row))
     if claimed.outcome == "locked":
         raise locked(journal, claimed.row, WAIT_OR_STOP)
     if claimed.outcome == "blocked":
-        raise not_resumable(journal, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+        raise not_resumable(journal, "blocked", claimed.row.reason, "mend the cause, then pass reopen=True")
     if claimed.outcome == "moved":
         return False
     journal.token = claimed.token
-    release = Release("ready", wake_at=wake_at or None, degraded=info.degraded, missed=info.missed)
+    release = Release("ready", wake_at=wake_at or None, degraded=row.degraded, missed=row.missed)
     yield from journal.let_go(journal.give_up(release))
     return True
 
 
 def _is_taken_anyway(row: RunRow, now: float, *, reopen: bool) -> bool:
     """Return whether a worker takes a run without an owner anyway, at once or at its time."""
-    info = row.info
     if row.cancel is not None:
         return not reopen
-    is_due = info.status == "waiting" and info.wake_at is not None and info.wake_at.timestamp() <= now
-    return is_due or info.status in {"ready", "running", "dead"}
+    is_due = row.status == "waiting" and row.wake_at is not None and row.wake_at.timestamp() <= now
+    return is_due or row.status in {"ready", "running", "dead"}
 
 
 def _ranges(journal: Journal, request: ResumeRequest, latest: RunSnapshot) -> Routine[tuple[Ranges | None, str | None]]:

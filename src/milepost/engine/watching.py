@@ -52,7 +52,7 @@ def state_of(run: Run, node_id: str | None = None, visit: int | None = None) -> 
     if node_id is None:
         if latest.point is None:
             raise NoCheckpointFoundError(run.run_id, None, "the run has neither a start record nor a checkpoint")
-        if isinstance(run, StepRun) and latest.row.info.status != "finished":
+        if isinstance(run, StepRun) and latest.row.status != "finished":
             return (yield from _inputs_of(run))
         found = yield from run.find(ResumeRequest(), latest)
         return found.state
@@ -109,10 +109,8 @@ def await_output(run: Run, node_id: str) -> Routine[Any]:
         record = yield from newest_live(run.store, run.run_id, CHECKPOINT, node_id, None, latest.row.live)
         if record is not None:
             return (yield from _given(run, record))
-        if latest.row.info.status in ENDED:
-            raise CheckpointNotFoundError(
-                run.run_id, node_id, f"the run is {latest.row.info.status} and never recorded it"
-            )
+        if latest.row.status in ENDED:
+            raise CheckpointNotFoundError(run.run_id, node_id, f"the run is {latest.row.status} and never recorded it")
         yield from await_change(run)
 
 

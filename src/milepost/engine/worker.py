@@ -432,7 +432,7 @@ class Worker:
         blame is blocked, the others end.
         """
         most = self.engine._options.max_crashes or 2 * SUSPICIOUS
-        return row.info.crash_count >= max(1, min(SUSPICIOUS, most // 2))
+        return row.crash_count >= max(1, min(SUSPICIOUS, most // 2))
 
     async def _ask_due(self, names: list[str], room: int) -> list[tuple[Token, RunRow]]:
         options = self.engine._options
@@ -466,7 +466,7 @@ class Worker:
         """Go on with claimed runs, and return their number. Give back each suspect that another one goes on beside."""
         begun, returned = [], []
         for token, row in claimed:
-            job = self.engine._job(self.flows[row.info.flow], token.run_id)
+            job = self.engine._job(self.flows[row.flow], token.run_id)
             if not self._is_suspect(row):
                 begun.append((token, row, job))
             elif self._suspect is None:
@@ -485,14 +485,14 @@ class Worker:
                 await asyncio.wait(returned)
         finally:
             for token, row, job in begun:
-                job.run.crashes = row.info.crash_count
+                job.run.crashes = row.crash_count
                 job.run.scope.lend = partial(self._lend, token.run_id)
                 self._track(row, job, partial(job.ago_on, token))
         return len(begun)
 
     def _track(self, row: RunRow, job: Job, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(self._go_on(job, work))
-        self._running[task] = (row.info.flow, job)
+        self._running[task] = (row.flow, job)
         task.add_done_callback(self._has_ended)
         return task
 

@@ -71,26 +71,23 @@ class Amendment(msgspec.Struct, frozen=True):
 
 def refused_by_status(run: Run | Journal, request: ResumeRequest, row: RunRow) -> MilepostError | None:
     """Return the error if the run's status does not let the verb go on; else None."""
-    info, options = row.info, run.options
-    status = info.status
+    status, options = row.status, run.options
     if request.verb == CONTINUE:
         return refused(run, row)
-    is_closed = status == "cancelled" or (status == "blocked" and info.blocked_by not in GOES_ON)
+    is_closed = status == "cancelled" or (status == "blocked" and row.blocked_by not in GOES_ON)
     if request.verb == "retry" and status != "failed":
         how = ", with reopen=True" if is_closed else ""
-        return not_resumable(
-            run, status, info.reason, f"retry is for a run that failed; use resume or resume_from{how}"
-        )
+        return not_resumable(run, status, row.reason, f"retry is for a run that failed; use resume or resume_from{how}")
     if is_closed and not options.reopen:
-        return not_resumable(run, status, info.reason, "pass reopen=True to go on with it all the same")
-    is_due = info.wake_at is not None and run.is_recorded and info.wake_at.timestamp() <= run.store.clock.time()
+        return not_resumable(run, status, row.reason, "pass reopen=True to go on with it all the same")
+    is_due = row.wake_at is not None and run.is_recorded and row.wake_at.timestamp() <= run.store.clock.time()
     is_ending = row.cancel is not None and not options.reopen
     if status == "waiting" and request.verb == "resume" and not is_due and not is_ending:
         return RunSuspended(
-            f"run {run.run_id!r} waits for {', '.join(w.wait_id for w in info.waiting_for) or 'its time'}: send the "
+            f"run {run.run_id!r} waits for {', '.join(w.wait_id for w in row.waiting_for) or 'its time'}: send the "
             f"signal, or resume when its time has come",
-            waiting_for=info.waiting_for,
-            wake_at=info.wake_at,
+            waiting_for=row.waiting_for,
+            wake_at=row.wake_at,
         )
     return None
 
@@ -168,13 +165,13 @@ def check_flow(run: Run, row: RunRow) -> None:
 
 def check_name(run_id: str, row: RunRow, flow: str) -> None:
     """Raise `WrongFlowError` unless the run is one of the flow with this name."""
-    if row.info.flow and row.info.flow != flow:
+    if row.flow and row.flow != flow:
         raise WrongFlowError(
-            f"run {run_id!r} is one of flow {row.info.flow!r}, not of {flow!r}: resume it with that flow, "
+            f"run {run_id!r} is one of flow {row.flow!r}, not of {flow!r}: resume it with that flow, "
             f"or compile this one under its name",
-            expected=row.info.flow,
+            expected=row.flow,
             found=flow,
-            differences=(f"the flow is {flow!r} instead of {row.info.flow!r}",),
+            differences=(f"the flow is {flow!r} instead of {row.flow!r}",),
         )
 
 
@@ -228,12 +225,12 @@ def locked(
     hint: str = "wait for it with on_locked='wait', or fence it off with takeover=True",
 ) -> RunLockedError:
     """Make the error of a run that another owner has, or another verb of this process; `hint` says what to do."""
-    until = row.info.lease_until
+    until = row.lease_until
     ending = f" until {until:%Y-%m-%d %H:%M:%S} UTC" if until is not None else ""
-    who = "another verb of this process" if row.lease == "ours" else describe_owner(row.info.owner)
+    who = "another verb of this process" if row.lease == "ours" else describe_owner(row.owner)
     return RunLockedError(
         f"run {run.run_id!r} is being executed by {who}{ending}: {hint}",
-        owner=row.info.owner,
+        owner=row.owner,
         lease_until=until,
     )
 

@@ -80,32 +80,31 @@ def is_known(run: Run) -> Routine[bool]:
 
 def refused(run: Run | Journal, row: RunRow) -> RunNotResumableError | None:
     """Return the error if no turn can begin, because the turn before or the run itself has not finished; else None."""
-    info, mode = row.info, run.options.unfinished
-    if info.status == "finished" or (info.status == "failed" and mode != "refuse"):
+    mode = run.options.unfinished
+    if row.status == "finished" or (row.status == "failed" and mode != "refuse"):
         return None
-    if mode == "drop" and info.status != "cancelled":
+    if mode == "drop" and row.status != "cancelled":
         return None
-    hint = _HINTS.get(info.status, "resume it first")
+    hint = _HINTS.get(row.status, "resume it first")
     return RunNotResumableError(
         f"run {run.run_id!r} {_standing(row)}, and a new turn begins only when it has finished: {hint}",
         run_id=run.run_id,
-        status=info.status,
-        reason=info.reason,
+        status=row.status,
+        reason=row.reason,
     )
 
 
 def _standing(row: RunRow) -> str:
     """Describe how a run stands, with its reason or with what it waits for."""
-    info = row.info
-    waits = ", ".join(wait.wait_id for wait in info.waiting_for)
-    what = f"waits for {waits or 'its time'}" if info.status == "waiting" else f"is {info.status}"
-    return what + (f" ({info.reason})" if info.reason else "")
+    waits = ", ".join(wait.wait_id for wait in row.waiting_for)
+    what = f"waits for {waits or 'its time'}" if row.status == "waiting" else f"is {row.status}"
+    return what + (f" ({row.reason})" if row.reason else "")
 
 
 def is_to_be_finished(run: Run, row: RunRow) -> bool:
     """Return whether the turn before has to be finished, or its open cancel carried out, before a new one begins."""
-    info, mode = row.info, run.options.unfinished
-    is_open = info.status not in {"finished", "failed", "cancelled", "blocked"} or info.blocked_by in GOES_ON
+    mode = run.options.unfinished
+    is_open = row.status not in {"finished", "failed", "cancelled", "blocked"} or row.blocked_by in GOES_ON
     return is_open and (mode == "finish" or (mode == "drop" and row.cancel is not None))
 
 

@@ -563,7 +563,7 @@ class Journal(NullJournal):
             row: RunRow = yield from ask(self._store, "get_run", self.run_id)
         except MilepostError:
             return False
-        return row.epoch == self.epoch and row.lease == "free" and row.info.status in {"waiting", "ready"}
+        return row.epoch == self.epoch and row.lease == "free" and row.status in {"waiting", "ready"}
 
     def drop(self) -> Routine[None]:
         """Stop keeping the lease. An interruption is raised only after that is done."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -53,9 +52,6 @@ from milepost.model.record import CONTINUE, FINISH, OWNER, Record, format_time, 
 from milepost.model.reports import ResumeInfo, ResumePlan
 from milepost.options import Options, without_amendments
 from milepost.store import Claim, Claimed, Release, RunRow, RunSnapshot, Token
-
-if TYPE_CHECKING:
-    from milepost.model.info import RunInfo
 
 # -- Taking a run that exists: its owner record fences off every owner before ----------------------
 #
@@ -115,9 +111,9 @@ def take(
     if is_end:
         end = {"status": "finished", "result": examined.point.sequence, "epoch": claim.epoch}
         claim = claim._replace(finish=make_record(run.run_id, sequence + 1, now, FINISH, fields=end))
-    claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(row.info))
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(row))
     if claimed.outcome == "blocked":
-        raise not_resumable(run, "blocked", claimed.row.info.reason, "mend the cause, then pass reopen=True")
+        raise not_resumable(run, "blocked", claimed.row.reason, "mend the cause, then pass reopen=True")
     if claimed.outcome == "locked":
         if options.on_locked == "wait":
             return False
@@ -183,7 +179,7 @@ def make_claim(
         compressing=bool(options.compress),
     )
     # A turn does not count the crashes of the turn that it supersedes.
-    reopen = options.reopen or (is_turn and row.info.status == "blocked")
+    reopen = options.reopen or (is_turn and row.status == "blocked")
     max_crashes = None if is_turn else options.max_crashes
     return Claim(
         run_id, newest, epoch, nonce, record, options.lease,
@@ -191,16 +187,16 @@ def make_claim(
     )  # fmt: skip
 
 
-def as_before(info: RunInfo, was: str | None = None) -> Release:
-    """Make the release that gives a run back as it was before it was taken, by `info`; `was`, if given, is its status."""
-    status = info.status if was is None else was
-    ends = [wait.wake_at.timestamp() for wait in info.waiting_for if wait.wake_at is not None]
+def as_before(row: RunRow, was: str | None = None) -> Release:
+    """Make the release that gives a run back as it was before it was taken, by `row`; `was`, if given, is its status."""
+    status = row.status if was is None else was
+    ends = [wait.wake_at.timestamp() for wait in row.waiting_for if wait.wake_at is not None]
     return Release(
         "interrupted" if status in {"running", "dead"} else status,
         wake_at=min(ends, default=None) if status == "waiting" else None,
-        waiting_for=info.waiting_for,
-        degraded=info.degraded,
-        missed=info.missed,
+        waiting_for=row.waiting_for,
+        degraded=row.degraded,
+        missed=row.missed,
     )
 
 
@@ -215,7 +211,7 @@ def _entered(run: Run) -> Routine[tuple[str, int]]:
     Its number is not used again. ("", 1) if there is none.
     """
     latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
-    if latest.point is None or latest.row.info.status == "finished":
+    if latest.point is None or latest.row.status == "finished":
         return "", 1
     return (yield from run.in_flight(latest))
 
@@ -232,7 +228,7 @@ def take_over(
         run.run_id, run.options, latest.row, latest.newest, nonces(), request, latest.newest,
         now=now, reason="taken over by request",
     )._replace(takeover=True)  # fmt: skip
-    claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(latest.row.info))
+    claimed: Claimed = yield from journal.take(run.store, "claim", claim, claim.epoch, as_before(latest.row))
     if claimed.outcome != "claimed":
         return None
     assert claimed.token is not None
@@ -390,13 +386,13 @@ def _effective_request(
     """
     upto = (yield from end_of_turn(run, latest)) if request.verb == CONTINUE else None
     row = latest.row
-    if upto is None or (upto > latest.newest and row.info.status == "failed"):
+    if upto is None or (upto > latest.newest and row.status == "failed"):
         return request, latest
     if upto > latest.newest:
         return ResumeRequest(), latest
     ended: RunSnapshot = yield from ask(run.store, "latest", run.run_id, before=upto, with_nodes=True)
-    info = replace(row.info, status="finished", reason="", waiting_for=())
-    return ResumeRequest(), ended._replace(row=msgspec.structs.replace(ended.row, info=info, cancel=None))
+    finished = msgspec.structs.replace(ended.row, status="finished", reason="", waiting_for=(), cancel=None)
+    return ResumeRequest(), ended._replace(row=finished)
 
 
 def _finish_turn(run: Run, nonces: Callable[[], str]) -> Routine[None]:
@@ -411,10 +407,10 @@ def _finish_turn(run: Run, nonces: Callable[[], str]) -> Routine[None]:
     except Exception as exc:
         run.status = earlier.status
         row: RunRow = yield from ask(run.store, "get_run", run.run_id)
-        refusal = refused(run, row) if row.info.status in {"waiting", "cancelled", "blocked"} else None
+        refusal = refused(run, row) if row.status in {"waiting", "cancelled", "blocked"} else None
         if refusal is not None:
             raise refusal from exc
-        if row.info.status != "failed":
+        if row.status != "failed":
             raise
         run.status = "running"
 
@@ -501,7 +497,7 @@ def _go(
 ) -> Routine[Any]:
     """Go on with a run that this call owns, or carry out its open cancel. `is_claimed`: a worker's claim took it."""
     run.info = examined.info
-    run.scope.tag_names |= examined.row.info.tags.keys()
+    run.scope.tag_names |= examined.row.tags.keys()
     body = run.end(examined, examined.row) if is_ending else run.go_on(request, examined, amendment)
     if is_claimed and not is_ending:
         body = _recording_found(run, body)
@@ -514,7 +510,7 @@ def _give_back(run: Run, latest: RunSnapshot | None, reason: str) -> Routine[Non
     was = "interrupted"
     with contextlib.suppress(CheckpointCorruptError):
         was = str(claimed[0].fields().get("was") or was) if claimed else was
-    release = Release("interrupted" if was == "running" else was) if latest is None else as_before(latest.row.info, was)
+    release = Release("interrupted" if was == "running" else was) if latest is None else as_before(latest.row, was)
     if release.status == "waiting" and not release.waiting_for:
         # A worker takes a run without open waits when its time is over: for other code it is still due.
         release = release._replace(wake_at=run.options.clock.time())
@@ -532,8 +528,8 @@ def make_ready(run: Run, request: ResumeRequest, nonces: Callable[[], str], at: 
             continue
         effective, latest = yield from _effective_request(run, request, latest)
         row = latest.row
-        is_parked = row.info.status == "waiting" and effective is not request
-        if (row.info.status == "ready" and effective.verb != CONTINUE and not run.options.amends) or is_parked:
+        is_parked = row.status == "waiting" and effective is not request
+        if (row.status == "ready" and effective.verb != CONTINUE and not run.options.amends) or is_parked:
             return
         waiting = refused_by_status(run, effective, row)
         if waiting is not None and not (isinstance(waiting, RunSuspended) and _asks_of_state(run)):
@@ -550,11 +546,11 @@ def make_ready(run: Run, request: ResumeRequest, nonces: Callable[[], str], at: 
         if waiting is not None and amendment is None and not run.renames.given:
             raise waiting
         if (yield from take(run, effective, examined, amendment, nonces)):
-            release = Release("ready", wake_at=at or None, degraded=row.info.degraded, missed=row.info.missed)
-            if row.info.status in {"ready", "waiting"} and effective.verb != CONTINUE:
-                wake_at = None if row.info.wake_at is None else row.info.wake_at.timestamp()
-                release = release._replace(status=row.info.status, reason=row.info.reason, wake_at=at or wake_at)
-                release = release._replace(waiting_for=row.info.waiting_for, signals=row.signals)
+            release = Release("ready", wake_at=at or None, degraded=row.degraded, missed=row.missed)
+            if row.status in {"ready", "waiting"} and effective.verb != CONTINUE:
+                wake_at = None if row.wake_at is None else row.wake_at.timestamp()
+                release = release._replace(status=row.status, reason=row.reason, wake_at=at or wake_at)
+                release = release._replace(waiting_for=row.waiting_for, signals=row.signals)
             yield from run.journal.let_go(_left(run, release))
             return
 
@@ -672,9 +668,9 @@ def await_due(run: Run) -> Routine[None]:
     """Wait until a parked run may go on: its signal or its time has come, a cancel is open, or it waits no more."""
     while True:
         row: RunRow = yield from ask(run.store, "get_run", run.run_id)
-        wake_at = row.info.wake_at
+        wake_at = row.wake_at
         is_due = wake_at is not None and wake_at.timestamp() <= run.store.clock.time()
-        if is_due or row.info.status != "waiting" or row.cancel is not None:
+        if is_due or row.status != "waiting" or row.cancel is not None:
             return
         yield from await_change(run)
 
@@ -689,7 +685,7 @@ def _after_fence(
         raise
     except BaseException as exc:
         if run.journal.token is token:
-            release = as_before(before.info)._replace(reason=f"taken over, then refused: {describe(exc)}")
+            release = as_before(before)._replace(reason=f"taken over, then refused: {describe(exc)}")
             yield from run.journal.let_go(run.journal.give_up(release))
         raise
 

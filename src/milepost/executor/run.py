@@ -239,9 +239,9 @@ class Run(ABC):
     def stored(self, found: Any) -> Routine[Any]:
         """Return the result of a finished run. Nothing runs and nothing is written."""
         self.info = found.info
-        self.journal.degraded = found.row.info.degraded
-        self.journal.missed = found.row.info.missed
-        self.status = found.row.info.status
+        self.journal.degraded = found.row.degraded
+        self.journal.missed = found.row.missed
+        self.status = found.row.status
         return (yield from self.tell_stored(found.state))
 
     @abstractmethod

@@ -64,7 +64,7 @@ def signal(
 def _check_payload(store: Store, run_id: str, signal: Signal, find_wait: FindWait) -> Routine[None]:
     row: RunRow = yield from ask(store, "get_run", run_id)
     now = store.clock.time()
-    for wait in row.info.waiting_for:
+    for wait in row.waiting_for:
         is_over = wait.wake_at is not None and wait.wake_at.timestamp() <= now
         if wait.signal == signal.name and signal.to in {None, wait.wait_id} and not is_over:
             break
@@ -94,7 +94,7 @@ def cancel(store: Store, run_id: str, reason: str = "", by: str | None = None) -
     """
     yield from check_key(store, run_id)
     row: RunRow = yield from ask(store, "get_run", run_id)
-    upto: int | None = row.info.sequence
+    upto: int | None = row.sequence
     if (yield from _has_rollbacks(store, run_id, row.live)):
         upto = None
     outcome: CancelOutcome = yield from ask(store, "request_cancel", run_id, reason, upto, **_who(by))

@@ -236,7 +236,7 @@ def _request_for(run: Run, exists: RunExistsError, state: Any) -> Routine[Resume
         raise mismatch from None
     if mode == "return":
         return None
-    return ResumeRequest("retry") if mode == "retry" and row.info.status == "failed" else ResumeRequest()
+    return ResumeRequest("retry") if mode == "retry" and row.status == "failed" else ResumeRequest()
 
 
 def _mismatch(run: Run, begun: Record, state: Any) -> InputMismatchError | None:
@@ -258,28 +258,28 @@ def attach(run: Run) -> Routine[Any]:
     is_told = False
     while True:
         latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id)
-        info = latest.row.info
-        if latest.row.lease != "live" and latest.row.lease != "ours" and info.status not in ENDED and not is_told:
+        row = latest.row
+        if row.lease != "live" and row.lease != "ours" and row.status not in ENDED and not is_told:
             is_told = True
             logger.warning(
                 "run %r is %s and nobody executes it: this call waits until somebody resumes it, or its run_timeout",
                 run.run_id,
-                info.status,
+                row.status,
                 extra={"run_id": run.run_id},
             )
-        if info.status == "finished":
+        if row.status == "finished":
             return (yield from run.stored((yield from run.find(ResumeRequest(), latest))))
-        if info.status == "failed":
+        if row.status == "failed":
             error = yield from _recorded_end(run, latest)
             with contextlib.suppress(MilepostError):
                 # If the last good state cannot be read, the error must still say why the run failed.
                 error.state = (yield from run.find(ResumeRequest(), latest)).state
             raise error
-        if info.status == "cancelled":
-            raise run.journal.cancelled("" if info.reason == "cancelled" else info.reason)
-        if info.status == "blocked":
-            how = "mend the cause, then resume" if info.blocked_by in GOES_ON else "pass reopen=True to resume()"
-            raise not_resumable(run, info.status, info.reason, how)
+        if row.status == "cancelled":
+            raise run.journal.cancelled("" if row.reason == "cancelled" else row.reason)
+        if row.status == "blocked":
+            how = "mend the cause, then resume" if row.blocked_by in GOES_ON else "pass reopen=True to resume()"
+            raise not_resumable(run, row.status, row.reason, how)
         yield from await_change(run)
 
 
@@ -288,9 +288,9 @@ def _recorded_end(run: Run, latest: RunSnapshot) -> Routine[MilepostError]:
     failure = next((record for record in reversed(records) if record.kind == FAILURE), records[-1] if records else None)
     if failure is None:
         return RunNotResumableError(
-            f"run {run.run_id!r} failed: {latest.row.info.reason}",
+            f"run {run.run_id!r} failed: {latest.row.reason}",
             run_id=run.run_id,
             status="failed",
-            reason=latest.row.info.reason,
+            reason=latest.row.reason,
         )
     return (yield from run.recorded_end(failure, records[-1]))

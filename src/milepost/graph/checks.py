@@ -125,8 +125,8 @@ class ExaminedRun(msgspec.Struct):
 
 def refusal_of(run: NodeRun, request: ResumeRequest, examined: ExaminedRun) -> MilepostError | None:
     """Return the error if the verb cannot go on at the examined point; else None."""
-    info, options = examined.row.info, run.options
-    status = info.status
+    row, options = examined.row, run.options
+    status = row.status
     target = examined.way if options.reroute is None else examined.next_node
     if request.verb == "resume" and status == "failed" and target is not None and target in run.flow.units:
         policy = run.flow.units[target].retry or options.retry
@@ -134,14 +134,14 @@ def refusal_of(run: NodeRun, request: ResumeRequest, examined: ExaminedRun) -> M
             return not_resumable(
                 run,
                 status,
-                info.reason,
+                row.reason,
                 f"node {target!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry",
                 node_id=target,
                 state=examined.state,
             )
         for node_id, most in _used_up(run, examined.since):
             hint = f"node {node_id!r} has used up its {most} attempts; mend the cause and use retry"
-            return not_resumable(run, status, info.reason, hint, node_id=node_id, state=examined.state)
+            return not_resumable(run, status, row.reason, hint, node_id=node_id, state=examined.state)
     if options.strict and examined.info.differences:
         return FlowChangedError(
             f"the flow of run {run.run_id!r} has changed ({'; '.join(examined.info.differences)}): resume without strict "
@@ -228,7 +228,7 @@ def examine(
             state=state,
         )
     # If the result itself is damaged, there is none to return: the run goes on from the records that are whole.
-    is_finished = latest.row.info.status == "finished" and request.verb in {"resume", CONTINUE} and not is_cut
+    is_finished = latest.row.status == "finished" and request.verb in {"resume", CONTINUE} and not is_cut
     if is_finished or (request.verb == CONTINUE and point.kind == CHECKPOINT):
         _check_result(run, point, stand.tail)
     is_continued = request.verb != "resume_from" and not is_cut and _is_newest(latest, point)
@@ -248,7 +248,7 @@ def examine(
             unit for unit in run.flow.units if stand.turn is None and not known.isdisjoint(recorded_ids(run, unit))
         ),
         repeated=() if is_finished else _repeated(run, since, point, node_id, next_node, is_split),
-        missed=tuple(node for node in latest.row.info.missed if node not in stand.fields.get("missed", ())),
+        missed=tuple(node for node in latest.row.missed if node not in stand.fields.get("missed", ())),
         differences=differences,
         verified=all(are_proven),
         already_completed=is_finished,
@@ -305,7 +305,7 @@ def _reroute_at(
     run: NodeRun, latest: RunSnapshot, request: ResumeRequest, stand: _Stand, node_id: str, way: str | None
 ) -> tuple[bool | None, bool]:
     """Answer `_reroute` for the point, and whether its router is asked before the run goes on."""
-    if latest.row.info.status == "finished" and request.verb == "resume":
+    if latest.row.status == "finished" and request.verb == "resume":
         return None, False
     if any(record.kind == WAIT and record.node_id == way for record in stand.tail):
         return None, False

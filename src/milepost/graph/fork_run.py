@@ -179,7 +179,7 @@ def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Ro
     """Read the records up to `sequence` and verify each."""
     records: list[Record] = yield from ask(store, "read", run_id, before=sequence + 1)
     proofs = [store.seals.check(run_id, record) for record in records]
-    has_start = bool(records) and (records[0].kind == START or not latest.row.info.flow)
+    has_start = bool(records) and (records[0].kind == START or not latest.row.flow)
     if not has_start or records[-1].sequence != sequence:
         raise _cut_short(run_id, sequence, "its start or end is not there")
     signals: list[Signal] = []

@@ -32,7 +32,6 @@ from milepost.executor.history_values import AttemptBudget, parent_of
 from milepost.executor.journal import read_start
 from milepost.executor.run import Run
 from milepost.graph.checks import ExaminedRun, ResumePoint, examine
-from milepost.graph.nesting import decode_inside
 from milepost.model.beginning import completed_by, is_incomplete
 from milepost.model.ranges import Ranges, is_live, ranges_upto
 from milepost.model.record import (
@@ -59,7 +58,7 @@ def find(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
     spot = ResumePoint(latest.point, latest.tail)
     if request.verb == "resume_from":
         spot = yield from _requested_point(run, request, latest)
-    elif request.verb == CONTINUE and latest.row.info.status != "finished":
+    elif request.verb == CONTINUE and latest.row.status != "finished":
         spot = yield from _before_turn(run, latest)
     is_lenient = run.options.on_corrupt == "previous" and request.verb != "resume_from"
     remarks: list[str] = []
@@ -97,7 +96,11 @@ def find(run: NodeRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
             names = [run.renames.before(name, 0) for name in nodes]
             check_renames(run, examined.since, (*examined.named, *names))
             if request.verb != CONTINUE and (latest.row.cancel is None or run.options.reopen):
-                decode_inside(run, run.flow, examined.since, examined.decoded)
+                since = examined.since
+                if since.done or since.items or since.replies:
+                    from milepost.graph.nesting import decode_inside  # most runs stand between two plain nodes
+
+                    decode_inside(run, run.flow, since, examined.decoded)
             return examined
         except CheckpointCorruptError as exc:
             if not is_lenient or newest is None:

@@ -25,8 +25,6 @@ from milepost.executor.effects import Emit, Halted, Routine, ask
 from milepost.executor.flow import END, Fork, GraphFlow, StateCodec, Unit
 from milepost.executor.history_values import AttemptBudget, StepRecord
 from milepost.executor.run import Run, complete
-from milepost.graph.nesting import do_work
-from milepost.graph.parallel import split
 from milepost.graph.visits import NodeVisit, ask_router
 from milepost.model.failure import place, recorded_error
 from milepost.model.ranges import is_live
@@ -321,6 +319,8 @@ class Walker:
                 self.state = state
                 if isinstance(what, Fork):
                     before = self.iteration
+                    from milepost.graph.parallel import split  # many graphs have no forks
+
                     state = yield from split(self, what, state)
                     next_node = what.join
                     is_first = is_first and before == self.iteration
@@ -378,6 +378,8 @@ class Walker:
         if unit.work is None:
             visit.give(state)
         else:
+            from milepost.graph.nesting import do_work  # most nodes are functions
+
             yield from do_work(visit, state)
         is_over = False
         while not is_over:

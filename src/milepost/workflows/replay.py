@@ -370,7 +370,7 @@ def find(run: StepRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
         raise NoCheckpointFoundError(run.run_id, None, "the run has no start record")
     if request.verb == "retry":
         recorded = retried_at(recorded, latest.newest + 1)
-    elif latest.row.info.status == "failed":
+    elif latest.row.status == "failed":
         recorded = renewed_at(recorded, latest.newest + 1)
     if again is not None:
         recorded = reopened_at(recorded, again, latest.newest + 1)
@@ -378,7 +378,7 @@ def find(run: StepRun, request: ResumeRequest, latest: RunSnapshot) -> Routine[E
     begun = _with_input(run, begun)
     inputs = inputs_of(run, begun)
     run.version = int(begun.fields.get("flow_version") or 1)
-    is_finished = latest.row.info.status == "finished" and request.verb == "resume"
+    is_finished = latest.row.status == "finished" and request.verb == "resume"
     differences = _differences(run, begun)
     newest = max(recorded.done.values(), key=attrgetter("sequence"), default=None)
     point = records[0] if newest is None else newest.record
@@ -409,16 +409,16 @@ def _with_input(run: StepRun, begun: StepRecord) -> StepRecord:
 
 def refusal(run: StepRun, request: ResumeRequest, examined: ExaminedWorkflow) -> MilepostError | None:
     """Return the reason why the verb does not go on from the end of the replay, or None."""
-    info = examined.row.info
-    if run.held is not None and info.status == "blocked":
-        return not_resumable(run, info.status, info.reason, "its code still has the bug: mend it, then resume")
-    if request.verb == "resume" and info.status == "failed" and run.recorded.first_undone() is None:
+    row = examined.row
+    if run.held is not None and row.status == "blocked":
+        return not_resumable(run, row.status, row.reason, "its code still has the bug: mend it, then resume")
+    if request.verb == "resume" and row.status == "failed" and run.recorded.first_undone() is None:
         for step_id, step in run.pending:
             policy = step.modifiers.retry or run.options.retry
             spent = run.spent(step_id, 0)
             if policy is not None and spent.failures >= policy.max_attempts:
                 hint = f"step {step_id!r} has used up its {policy.max_attempts} attempts; mend the cause and use retry"
-                return not_resumable(run, info.status, info.reason, hint, node_id=step_id)
+                return not_resumable(run, row.status, row.reason, hint, node_id=step_id)
     if run.options.strict and examined.info.differences:
         return FlowChangedError(
             f"the flow of run {run.run_id!r} has changed ({'; '.join(examined.info.differences)}): resume without strict "
@@ -451,7 +451,7 @@ def _info(
         next_node=next_step,
         skipped=run.recorded.steps,
         repeated=() if next_step is None else (next_step,),
-        missed=latest.row.info.missed,
+        missed=latest.row.missed,
         differences=differences,
         already_completed=is_finished,
     )
@@ -546,7 +546,7 @@ def _tried_again(standing: JournalHistory, request: ResumeRequest) -> tuple[str,
 
 def _may_cut(request: ResumeRequest, latest: RunSnapshot, *, reopen: bool) -> bool:
     is_reopened = latest.row.cancel is not None and reopen
-    return request.verb == "retry" or is_reopened or latest.row.info.status in {"failed", "cancelled", "blocked"}
+    return request.verb == "retry" or is_reopened or latest.row.status in {"failed", "cancelled", "blocked"}
 
 
 def _last_to_keep(run: StepRun, request: ResumeRequest, live: Ranges, records: list[Record]) -> int:

@@ -121,7 +121,7 @@ def show_run(site: Site, asked: Asked, *, refused: AnswerRefusedError | None = N
 
 
 def _with_info(latest: RunSnapshot, info: RunInfo) -> RunRow:
-    return msgspec.structs.replace(latest.row, info=info)
+    return msgspec.structs.replace(latest.row, **{name: getattr(info, name) for name in RunInfo.__match_args__})
 
 
 def _error(info: RunInfo, records: Sequence[Record], live: Ranges) -> dict[str, Any] | None:

@@ -553,7 +553,7 @@ class Prefix(NamedTuple):
 
 def unexplained_gaps(prefix: Prefix) -> int:
     """Count the numbers that are missing among the records, less the deletions that are recorded among them."""
-    gaps = Gaps(has_start=bool(prefix.row.info.flow))
+    gaps = Gaps(has_start=bool(prefix.row.flow))
     missing = removed = 0
     for record in prefix.records:
         missing += record.sequence - gaps.next
@@ -583,26 +583,26 @@ def lines_of_fork(
     unchanged). `ready`: workers take the fork; else it is left to be resumed.
     `by`: who forks, as the caller says. `entropy`: the random bits of the fork's start.
     """
-    info, records = prefix.row.info, list(prefix.records)
-    epoch = prefix.row.epoch
+    origin, records = prefix.row, list(prefix.records)
+    epoch = origin.epoch
     if records[0].kind == START:
-        records[0] = _with_origin(records[0], info.run_id, prefix.sequence, seals, by, entropy)
+        records[0] = _with_origin(records[0], origin.run_id, prefix.sequence, seals, by, entropy)
     if amendment is not None:
         epoch += 1
         records.append(_amendment(prefix, seals, now, epoch, *amendment))
     signals = _signals(prefix)
     row = Row(
-        info.run_id,
-        info.flow,
+        origin.run_id,
+        origin.flow,
         "ready" if ready else "interrupted",
         created_at=now,
         updated_at=now,
         epoch=epoch,
-        reason="" if ready else f"it was forked from run {info.run_id!r} at record {prefix.sequence}: resume it",
+        reason="" if ready else f"it was forked from run {origin.run_id!r} at record {prefix.sequence}: resume it",
         signals=len(signals),
         degraded=bool(missed),
         missed=tuple(missed),
-        tags={**info.tags, FORKED_FROM: f"{info.run_id}#{prefix.sequence}"},
+        tags={**origin.tags, FORKED_FROM: f"{origin.run_id}#{prefix.sequence}"},
         live=ranges_of(prefix.records),
         sequence=records[-1].sequence,
         pruned=unexplained_gaps(prefix),
@@ -632,8 +632,7 @@ def _amendment(
 ) -> Record:
     reason = "its router is to be asked again" if state is None else "its state was overridden"
     fields = {"verb": "fork", **origin, "epoch": epoch, "reason": reason}
-    info = prefix.row.info
-    record = make_record(info.run_id, prefix.sequence + 1, format_time(now), OWNER, state=state, fields=fields)
+    record = make_record(prefix.row.run_id, prefix.sequence + 1, format_time(now), OWNER, state=state, fields=fields)
     return seals.sealed(record)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import abc
 import builtins
-import dataclasses
 import functools
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack
 
 import msgspec
 
@@ -74,9 +73,6 @@ from milepost.stores.base.links import Chaining, Links
 from milepost.stores.base.process_fork import watch
 from milepost.stores.base.transaction import DamagedRow, RecordEntry, Transaction, WriteConflict
 from milepost.stores.base.workers import WorkerStore
-
-if TYPE_CHECKING:
-    from milepost.model.info import RunInfo
 
 IsGone = Callable[[str], bool]
 T = TypeVar("T")
@@ -615,10 +611,10 @@ class OwnerStore(WorkerStore):
         held = self._holding(run_id)
         with self._reading("get_run") as tx:
             row = self._view(tx, self._row(tx, run_id), tx.newest(run_id), held=held)
-            (info,) = self._with_errors(tx, [row.info])
-            if info.error is not None:
-                info = dataclasses.replace(info, fingerprint=self._fingerprint(tx, run_id))
-            return msgspec.structs.replace(row, info=info)
+            (row,) = self._with_errors(tx, [row])
+            if row.error is not None:
+                return msgspec.structs.replace(row, fingerprint=self._fingerprint(tx, run_id))
+            return row
 
     def _fingerprint(self, tx: Transaction, run_id: str) -> str | None:
         """Return the fingerprint with which the run began; None if there is none, or if its seal does not prove it."""
@@ -634,22 +630,22 @@ class OwnerStore(WorkerStore):
                     return None if start is None else start.fields().get("fingerprint")
         return None
 
-    def _with_errors(self, tx: Transaction, infos: Sequence[RunInfo], *, near: int = MOST) -> list[RunInfo]:
-        """Return the infos of runs, those that failed or that a bug holds with their errors.
+    def _with_errors(self, tx: Transaction, rows: Sequence[RunRow], *, near: int = MOST) -> list[RunRow]:
+        """Return the rows of runs, those that failed or that a bug holds with their errors.
 
         A run has none if the record of its failure is damaged, or not among its newest `near` records.
         """
-        failed = {info.run_id: max(info.sequence - near, -1) for info in infos if _has_failed(info)}
+        failed = {row.run_id: max(row.sequence - near, -1) for row in rows if _has_failed(row)}
         ends = tx.ends_of(failed) if failed else {}
-        return [self._with_error(info, ends.get(info.run_id, ())) if info.run_id in failed else info for info in infos]
+        return [self._with_error(row, ends.get(row.run_id, ())) if row.run_id in failed else row for row in rows]
 
-    def _with_error(self, info: RunInfo, ends: Sequence[Record]) -> RunInfo:
+    def _with_error(self, row: RunRow, ends: Sequence[Record]) -> RunRow:
         from milepost.model.info import RunFailure  # few runs have failed
 
         error = None
         try:
             for record in ends:
-                self.seals.check(info.run_id, record)
+                self.seals.check(row.run_id, record)
                 fields = record.fields()
                 is_end = record.kind == FINISH and error is None
                 if is_end or (record.kind == FAILURE and any(map(fields.get, ("final", "given_up", "held")))):
@@ -659,7 +655,7 @@ class OwnerStore(WorkerStore):
                     break
         except DeserializeStateError:
             pass  # verify reports damage
-        return dataclasses.replace(info, error=error)
+        return msgspec.structs.replace(row, error=error)
 
     def cancels(self, run_ids: Sequence[str]) -> dict[str, str]:
         cancels: dict[str, str] = {}
@@ -721,9 +717,8 @@ class OwnerStore(WorkerStore):
         shown, now = newest_checkpoint, self.clock.time()
         if shown is not None and not is_live(shown.record.sequence, row.live):
             shown = tx.live_entry(row.run_id, row.live)
-        from milepost.model.info import RunInfo  # a first program needs no view of a run
-
-        info = RunInfo(
+        cancel, by = (None, None) if row.cancel is None else read_cancel(row.cancel)
+        return RunRow(
             run_id=row.run_id,
             flow=row.flow,
             status=fence.shown_status(row, state),
@@ -742,9 +737,13 @@ class OwnerStore(WorkerStore):
             crash_count=fence.crashes(row, -1 if newest_checkpoint is None else newest_checkpoint.record.sequence),
             tags=dict(row.tags),
             blocked_by=row.blocked_by or "damage" if row.status == "blocked" else None,
+            epoch=row.epoch,
+            lease=state,
+            cancel=cancel,
+            signals=row.signals,
+            live=row.live,
+            cancel_by=by,
         )
-        cancel, by = (None, None) if row.cancel is None else read_cancel(row.cancel)
-        return RunRow(info, row.epoch, state, cancel, row.signals, row.live, by)
 
     # -- shared ------------------------------------------------------------------------------------
 
@@ -811,5 +810,5 @@ def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _has_failed(info: RunInfo) -> bool:
-    return info.status == "failed" or info.blocked_by == "bug"
+def _has_failed(row: RunRow) -> bool:
+    return row.status == "failed" or row.blocked_by == "bug"

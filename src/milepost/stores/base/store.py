@@ -459,13 +459,13 @@ class Runs(Keeping):
                     filters["above"], below = walk.above, walk.below
                 rows = tx.page(limit=page_size, after=below, **filters)
                 views = [
-                    (self._view(tx, row, tx.newest(row.run_id), gone=gone, held=held).info, tx.position(row.run_id))
+                    (self._view(tx, row, tx.newest(row.run_id), gone=gone, held=held), tx.position(row.run_id))
                     for row in rows
                 ]
-                meant = [(info, place) for info, place in views if wanted is None or info.status in wanted]
+                meant = [(view, place) for view, place in views if wanted is None or view.status in wanted]
                 meant = meant[: limit - len(runs)]
-                infos = self._with_errors(tx, [info for info, _ in meant], near=_NEAR)
-                runs += [(_in_a_line(info), place) for info, (_, place) in zip(infos, meant, strict=True)]
+                shown_rows = self._with_errors(tx, [view for view, _ in meant], near=_NEAR)
+                runs += [(_in_a_line(view.info), place) for view, (_, place) in zip(shown_rows, meant, strict=True)]
             if len(rows) < page_size:
                 # A page that is full may have left out rows that match: the next one begins after its last run.
                 end = None if walk.end is None or len(runs) == limit else (walk.end, (walk.above or 0) + 1)
