@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -511,6 +511,20 @@ def test_the_log_stays_short(path: Path) -> None:
         assert 8 * 1024 * 1024 > path.with_name("runs.db-wal").stat().st_size
         assert 1024 * 1024 < path.stat().st_size
         assert store.verify("r").ok
+
+
+def test_the_log_stays_as_short_if_several_write(path: Path) -> None:
+    # Each of them has counted what it has itself written; the log became four times as long, and grew at half of the commits.
+    with ExitStack() as stack:
+        stores = [stack.enter_context(SQLiteStore(path, durability="normal")) for _ in range(4)]
+        tokens = [begin(store, f"r{number}") for number, store in enumerate(stores)]
+        longest = 0
+        for i in range(1, 600):
+            for store, token in zip(stores, tokens, strict=True):
+                write(store, token, checkpoint(token.run_id, i, state=b'"' + b"x" * 1000 + b'"'))
+            longest = max(longest, path.with_name("runs.db-wal").stat().st_size)
+        assert 4 * 1024 * 1024 < longest < 6 * 1024 * 1024
+        assert 599 == stores[0].latest("r3").newest
 
 
 def test_a_reader_in_the_way_only_puts_off_the_moving_of_the_log(path: Path) -> None:

@@ -33,11 +33,14 @@ from milepost.stores.base.store import Runs
 from milepost.stores.base.workers import MemoryWorkerShelf, WorkerTables
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.live import LiveFile
+from milepost.stores.sqlite.log import Log
 from milepost.stores.sqlite.transaction import SQLiteTransaction
 
 _logger = logging.getLogger("milepost")
 
 _CHECKPOINT_BYTES = 4 * 1024 * 1024
+_LOOK_BYTES = _CHECKPOINT_BYTES // 16
+"""The number of bytes that a process writes before it looks how long the log has become."""
 _PAGE_BYTES = 4096
 """The size of a page. A commit writes about the file's first page, and for each record a leaf of
 its table and of two indexes."""
@@ -136,9 +139,9 @@ class SQLiteStore(Runs):
         self._read_as: tuple[int, int] | None = None
         """Size and time of the file that is read as if nobody wrote to it; None: it is read as others are."""
         self._checkpointer: sqlite3.Connection | None = None
-        self._unmoved = 0
-        """The approximate number of bytes that this process has put into the log since it was
-        last moved into the database."""
+        self._log: Log | None = None
+        self._until_look = _LOOK_BYTES
+        """The approximate number of bytes that this process puts into the log before it looks how long that is."""
 
     # -- workers and schedules ---------------------------------------------------------------------
 
@@ -212,10 +215,9 @@ class SQLiteStore(Runs):
         writer = self._connect()
         try:
             sqlite_schema.prepare(writer, self.place, self._take_over)
-            if not self._is_memory and os.path.getsize(f"{self.place}-wal") > _CHECKPOINT_BYTES:
-                self._unmoved = _CHECKPOINT_BYTES
-        except FileNotFoundError:
-            pass
+            if not self._is_memory:
+                self._log = Log(self.place)
+                self._until_look = 0  # processes that write little each would never look
         except BaseException:
             writer.close()
             raise
@@ -257,6 +259,9 @@ class SQLiteStore(Runs):
 
     def _close_connections(self) -> None:
         """Close all connections. The caller holds both locks."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         for connection in (self._reader, self._checkpointer, self._writer):
             if connection is not None:
                 connection.close()
@@ -276,6 +281,8 @@ class SQLiteStore(Runs):
         if is_child:
             # After a fork without notice there are connections. The child must neither use nor close them.
             _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
+            if self._log is not None:
+                self._log.close()
             self._reset()
             self._is_closed |= self._is_memory
             return
@@ -311,7 +318,7 @@ class SQLiteStore(Runs):
                 with _immediate(writer):
                     yield SQLiteTransaction(writer)
                 # A run that is deleted or imported whole changes about as many pages as it has.
-                self._unmoved += (writer.total_changes - before) * _PAGE_BYTES
+                self._until_look -= (writer.total_changes - before) * _PAGE_BYTES
                 self._note_written(writer)
         except _FAILURES as exc:
             raise self._failure(op, exc) from exc
@@ -337,27 +344,32 @@ class SQLiteStore(Runs):
                 self._group.wake_first()
 
     def _note_written(self, writer: sqlite3.Connection, appends: Sequence[Append] = ()) -> None:
-        """Count what was written, and move the log into the database once it is long."""
-        self._unmoved += _PAGE_BYTES
+        """Count what was written, and now and then look whether the log is long."""
+        self._until_look -= _PAGE_BYTES
         for append in appends:
             for record in append.records:
-                self._unmoved += len(record.payload or b"") + 3 * _PAGE_BYTES
-        if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
+                self._until_look -= len(record.payload or b"") + 3 * _PAGE_BYTES
+        if self._until_look <= 0:
+            self._look_at_log(writer)
+
+    def _look_at_log(self, writer: sqlite3.Connection) -> None:
+        """Move the log into the database once all processes have made it long. A short log is written anew from its
+        beginning, and a file that does not grow is flushed in a part of the time."""
+        self._until_look = _LOOK_BYTES
+        if self._log is not None and self._log.has(_CHECKPOINT_BYTES):
+            # It stays long while a reader is in the way: try again after another quarter.
+            self._until_look = _CHECKPOINT_BYTES // 4
             self._move_log(writer)
 
     def _move_log(self, writer: sqlite3.Connection) -> None:
         """Move the log into the database. Written data stay written if that fails."""
-        # Try again after another quarter if a reader is in the way.
-        self._unmoved = _CHECKPOINT_BYTES * 3 // 4
         try:
             if self._checkpointer is None:
                 self._checkpointer = self._connect()
             # No write may begin during a checkpoint: SQLite before 3.51.3 can lose it when the log starts anew.
             # Source: https://www.sqlite.org/wal.html, on the WAL-reset bug
             with _immediate(writer):
-                is_busy, length, moved = self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if not is_busy and length == moved:
-                self._unmoved = 0
+                self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as exc:
             _logger.warning("the log of %s could not be moved into the database: %s", self.place, exc)
 
@@ -438,12 +450,12 @@ class SQLiteStore(Runs):
             kept = self._kept(token, records)[0]
             if not self._insert_current(token, kept):
                 return False
-            self._unmoved += 4 * _PAGE_BYTES
+            self._until_look -= 4 * _PAGE_BYTES
             if is_large:
                 self._note_kept(token, records)
-                self._unmoved += len(kept[6] or b"")
-            if self._unmoved >= _CHECKPOINT_BYTES and not self._is_memory:
-                self._move_log(writer)
+                self._until_look -= len(kept[6] or b"")
+            if self._until_look <= 0:
+                self._look_at_log(writer)
         except sqlite3.Error as exc:
             raise self._failure("append", exc) from exc
         finally:
