@@ -6,13 +6,21 @@ import os
 import sys
 
 
+def is_folder(path: str) -> bool:
+    """Return whether a path is a folder itself. Through a link files would be written and deleted in somebody else's."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
 def make_folder(path: str) -> bool:
-    """Create a folder for its owner alone. Return False if it exists. Its parent must exist."""
+    """Create a folder for its owner alone. Return False if it exists. Its parent must exist.
+
+    Raise OSError if there is anything else in its place, a link to a folder too.
+    """
     while True:
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
-            if os.path.isdir(path):
+            if is_folder(path):
                 return False
             if os.path.lexists(path):
                 raise

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from milepost.stores.base.fence import Row
-from milepost.stores.base.folders import make_folder, sync_folder
+from milepost.stores.base.folders import is_folder, make_folder, sync_folder
 from milepost.stores.base.transaction import DamagedRow
 from milepost.stores.file.commit import ONE_FILE
 from milepost.stores.file.fs import below, lock, open_in_place, place_of
@@ -192,13 +192,12 @@ class Due:
     def add(self, flow: str, folder: str, number: int) -> None:
         """Write a marker, durable on return. `folder` is that of the run's log."""
         path = self._path(flow, folder, number)
-        try:
-            self._make(path)
-        except FileNotFoundError:
-            make_folder(os.path.dirname(path))
+        of_flow = os.path.dirname(path)
+        if not is_folder(of_flow):
+            make_folder(of_flow)
             sync_folder(str(self._folder))
-            self._make(path)
-        sync_folder(os.path.dirname(path))
+        os.close(open_in_place(path))
+        sync_folder(of_flow)
 
     def drop(self, flow: str, folder: str, number: int) -> None:
         """Remove a marker. A failure is left to the next process that meets the marker."""
@@ -253,6 +252,3 @@ class Due:
     def _path(self, flow: str, folder: str, number: int) -> str:
         run, log = os.path.split(folder)
         return str(below(self._folder, place_of(flow), f"{os.path.basename(run)}.{log}.{number:012d}"))
-
-    def _make(self, path: str) -> None:
-        os.close(open_in_place(path))

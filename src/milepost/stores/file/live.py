@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from milepost.model.live import MOST_BYTES, LiveBatch, LiveEvent, Place
-from milepost.stores.base.folders import make_folder
+from milepost.stores.base.folders import is_folder, make_folder
 from milepost.stores.base.live import beyond
 from milepost.stores.file.fs import open_regular, place_of
 
@@ -40,7 +40,7 @@ class LiveFolder:
 
     def put(self, batches: Sequence[LiveBatch]) -> None:
         """Keep the events of `batches`."""
-        if not os.path.isdir(self._path):
+        if not is_folder(self._path):
             make_folder(self._path)
         for run_id, events, forgotten in batches:
             lines = [_encode(event) for event in events]
@@ -64,7 +64,7 @@ class LiveFolder:
     def sweep(self, before: float, most_bytes: int) -> None:
         """Delete the files of runs without new events."""
         sizes: dict[str, tuple[float, int]] = {}
-        with suppress(FileNotFoundError):
+        if is_folder(self._path):
             for entry in os.scandir(self._path):
                 newest = _newest(entry.path)
                 if newest is None or newest.time < before:
@@ -76,7 +76,8 @@ class LiveFolder:
 
     def drop(self, run_id: str) -> None:
         """Delete the events of a run."""
-        self._unlink(self._file(run_id))
+        if is_folder(self._path):
+            self._unlink(self._file(run_id))
 
     def after_fork(self) -> None:
         """Go on in the child of a fork."""

@@ -424,7 +424,8 @@ _decode_pointer = msgspec.json.Decoder(Pointer).decode
 
 
 def read_pointer(place: str) -> Pointer | None:
-    """Read `journal` in a run's folder; None if it is missing. Raise `DamagedRow` if it can't be read."""
+    """Read `journal` in a run's folder; None if it is missing. Raise `DamagedRow` if it can't be read, or if a link leads to
+    it or to the commits: they may be of another store."""
     path = f"{place}/{JOURNAL}"
     try:
         pointer = _decode_pointer(read_regular(path))
@@ -444,4 +445,7 @@ def read_pointer(place: str) -> Pointer | None:
         )
     if not FOLDER.fullmatch(pointer.folder):
         raise damaged_pointer(path, f"it names the folder {pointer.folder[:200]!r}")
+    for folder in (place, f"{place}/{pointer.folder}"):
+        if os.path.islink(folder):
+            raise damaged_pointer(path, f"{folder} is a link")
     return pointer

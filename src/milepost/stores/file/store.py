@@ -8,6 +8,7 @@ ever rewritten, and what a process leaves half done when it dies is in nobody's 
 from __future__ import annotations
 
 import builtins
+import errno
 import functools
 import os
 import threading
@@ -86,6 +87,9 @@ class FileStore(Runs):
         self._files = Files(f"{own}/temporary")
         self._reset()
         with self._failing_as("open"):
+            for folder in (own, f"{own}/due"):
+                if os.path.islink(folder):
+                    raise OSError(errno.ELOOP, "is a link, and files would be written where it leads", folder)
             if self.is_read_only:
                 self._check_version(f"{own}/version.json")
             else:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, suppress
 
 import msgspec
 
-from milepost.stores.base.folders import make_folder, sync_folder
+from milepost.stores.base.folders import is_folder, make_folder, sync_folder
 from milepost.stores.base.workers import Entry
 from milepost.stores.file.fs import Files, place_of, read_regular
 
@@ -39,7 +39,7 @@ class WorkerFolder:
     def drop_beats(self, before: float) -> None:
         """Delete old beats."""
         for beat in _entries(self._workers, OSError):
-            if beat.time < before:
+            if beat.time < before and is_folder(self._workers):
                 with suppress(OSError):
                     os.unlink(f"{self._workers}/{place_of(beat.name)}")
 
@@ -57,11 +57,12 @@ class WorkerFolder:
     def drop_pause(self, name: str) -> None:
         """Delete a pause."""
         with self._failing_as("resume_schedule"), suppress(FileNotFoundError):
-            os.unlink(f"{self._schedules}/{place_of(name)}")
-            sync_folder(self._schedules)
+            if is_folder(self._schedules):
+                os.unlink(f"{self._schedules}/{place_of(name)}")
+                sync_folder(self._schedules)
 
     def _put(self, folder: str, entry: Entry, *, is_durable: bool) -> None:
-        if not os.path.isdir(folder):
+        if not is_folder(folder):
             make_folder(folder)
         made = self._files.write(_encode(entry), is_durable=is_durable)
         try:
