@@ -7,19 +7,31 @@ import os
 import shutil
 import stat
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milepost.errors import CheckpointNotFoundError, RunExistsError, RunNotFoundError, StoreError, StoreVersionError
+from milepost.errors import (
+    CheckpointNotFoundError,
+    MilepostError,
+    RunExistsError,
+    RunNotFoundError,
+    StoreError,
+    StoreVersionError,
+)
 from milepost.model.ids import SystemClock, this_process
 from milepost.model.info import Wait
+from milepost.model.live import LiveBatch, LiveEvent
+from milepost.model.workers import WorkerInfo
 from milepost.store import Append, Release, Store, Token
 from milepost.stores.base.fence import Row
-from milepost.stores.file.commit import RowText
+from milepost.stores.file.commit import Header, Lines, RowText, encode, summed
 from milepost.stores.file.store import FileStore
 from milepost.testing import FakeClock
 from milepost.testing.journals import begin, checkpoint, finish, take, work, write
@@ -263,6 +275,39 @@ def test_a_lease_file_is_not_made_where_a_link_leads(store: FileStore, root: Pat
     with pytest.raises(StoreError, match="lease-1"):
         store.renew([token])
     assert not (root.parent / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", [".milepost", "due", "orders", "live", "schedules", "workers", "r", "its commits"])
+def test_no_folder_is_used_that_a_link_leads_to(root: Path, name: str) -> None:
+    elsewhere, now = root.parent / "elsewhere", datetime.now(UTC)
+    event = LiveEvent(1, 1, 0, 0.0, "a", 1, 1, b"1")
+    for place in (elsewhere, root):
+        with FileStore(place) as store:
+            work(store, begin(store, "r"), "a", release=Release("interrupted"))
+            begin(store, "s", status="ready")
+            store.write_live([LiveBatch("r", (event,), (0, 0))])
+            store.pause_schedule("nightly")
+            store.beat(WorkerInfo("w", "h", 1, now, now, {}, 1, 0))
+    for file in ("nightly", "weekly", "time", "precious"):
+        (elsewhere / file).write_text("mine")
+    folder = log_of(root) if name == "its commits" else next(path for path in root.rglob(name) if path.is_dir())
+    victim = elsewhere / "r" if name == "r" else log_of(elsewhere) if name == "its commits" else elsewhere
+    before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
+    shutil.rmtree(folder)
+    folder.symlink_to(victim)
+    acts: list[Callable[[FileStore], object]] = [
+        lambda store: store.write_live([LiveBatch("r", (event,), (0, 0))]),
+        lambda store: store.resume_schedule("nightly"),
+        lambda store: store.pause_schedule("weekly"),
+        lambda store: begin(store, "new", status="ready"),
+        lambda store: store.save("r", "b", b"1"),
+        lambda store: store.delete("r", "a"),
+        lambda store: store.delete_run("r", force=True),
+    ]
+    for act in acts:
+        with suppress(MilepostError, OSError), FileStore(root) as store:
+            act(store)
+    assert before == {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
 
 
 def test_a_lease_file_that_is_gone_is_made_anew(store: FileStore, root: Path) -> None:
@@ -671,6 +716,35 @@ def test_commits_that_are_lost_do_not_pass_for_the_end(root: Path, gone: set[int
         assert [0, 1, 2, 3, 4, 5] == [record.sequence for record in store.read("r")]
         assert "written" == write(store, token, checkpoint("r", 6)).outcome
         assert not store.verify("r").ok
+
+
+@pytest.mark.parametrize("field", ["header", "payload"])
+@pytest.mark.parametrize("length", [1 << 30, 1 << 62])
+def test_a_file_that_only_seems_to_be_large_takes_no_memory(root: Path, field: str, length: int) -> None:
+    filled(root)
+    path = commits_of(root)[3]
+    line, _, rest = path.read_bytes().partition(b"\n")
+    fields = json.loads(line)
+    del fields["sum"]
+    fields["records"][0][field] = length
+    path.write_bytes(summed(json.dumps(fields).encode()) + b"\n" + rest)
+    os.truncate(path, 2 << 30)
+    tracemalloc.start()
+    try:
+        with FileStore(root) as store:
+            store.list_runs()
+            assert not store.verify("r").ok
+            store.export("sound")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_first_line_that_would_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milepost.stores.file.commit._LONGEST_LINE", 1000)
+    header = Header(1, 0, RowText("r", "f", "ready", 0.0, 0.0, 1, missed=("m" * 1000,)), 0, 0)
+    with pytest.raises(StoreError, match="at most 1000"):
+        encode(header, Lines(()))
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES.values(), Path.unlink], ids=[*DAMAGES, "missing"])

@@ -54,9 +54,13 @@ VERSION = 1
 
 _FIRST_READ = 16 * 1024
 """Size in bytes of the first read. Most commits are read whole at once; of larger ones only the parts that are needed."""
+_PIECE = 1024 * 1024
+"""Number of bytes that are read at once of what is larger."""
+_LONGEST_LINE = 64 * 1024 * 1024
+"""Size in bytes of the longest first line that is read, and therefore of the longest that is written."""
 
 _Time = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]  # what a datetime can hold
-_Size = Annotated[int, msgspec.Meta(ge=0)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
 ONE_FILE = {
     *(errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
@@ -231,6 +235,12 @@ def encode(header: Header, lines: Lines) -> bytes:
         row.reason = _writable(row.reason)
         row.cancel = None if row.cancel is None else _writable(row.cancel)
         text = _encode(header)
+    if len(text) + _LENGTH > _LONGEST_LINE:
+        raise StoreError(
+            f"the first line of a commit of run {header.row.run_id!r} would have {len(text)} bytes, and may have at most "
+            f"{_LONGEST_LINE}: let fewer waits be open at once",
+            op="append",
+        )
     if (size := len(text) + sum(map(len, lines.parts))) > LARGEST:
         raise StoreError(
             f"a write to run {header.row.run_id!r} has {size} bytes, and one file at most {LARGEST}: write less at once",
@@ -362,8 +372,13 @@ def load(path: str, run_id: str, number: int, depth: Depth = "line") -> Commit:
 
 def _read(descriptor: int, path: str, run_id: str, number: int, depth: Depth) -> Commit:
     data = os.read(descriptor, _FIRST_READ)
-    while (length := data.find(b"\n") + 1) == 0 and b"\0" not in data and (more := os.read(descriptor, len(data))):
-        data += more  # JSON has no zero byte, of which a file without content is full
+    while (
+        (length := data.find(b"\n") + 1) == 0
+        and b"\0" not in data
+        and len(data) < _LONGEST_LINE
+        and (more := os.read(descriptor, len(data)))
+    ):
+        data += more
     header = _header_of(path, data[: length - 1] if length else b"")
     if header.commit != number or header.row.run_id != run_id:
         raise Damaged(path, f"holds commit {header.commit} of run {header.row.run_id!r}")
@@ -371,12 +386,19 @@ def _read(descriptor: int, path: str, run_id: str, number: int, depth: Depth) ->
         return Commit(header, length, data, is_whole=len(data) < _FIRST_READ)
     if depth == "whole":
         end = length + sum(record.length for record in header.records) + sum(signal.length for signal in header.signals)
-        while len(data) < end and (more := os.read(descriptor, min(len(data), end - len(data)))):
-            data += more
-        return Commit(header, length, data, is_whole=True)
+        return Commit(header, length, b"".join([data, *_text(descriptor, len(data), end)]), is_whole=True)
     commit = Commit(header, length, data, is_whole=False)
-    parts = {at: os.pread(descriptor, placed.header, at) for at, placed in commit.places()}
+    parts = {at: b"".join(_text(descriptor, at, at + placed.header)) for at, placed in commit.places()}
     return Commit(header, length, parts, is_whole=False)
+
+
+def _text(descriptor: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yield pieces of a text, up to the first one with a zero byte: JSON has none, and a file that only seems to be large
+    is full of them."""
+    piece = b""
+    while begin < end and b"\0" not in piece and (piece := os.pread(descriptor, min(end - begin, _PIECE), begin)):
+        begin += len(piece)
+        yield piece
 
 
 def _header_of(path: str, line: bytes) -> Header:
