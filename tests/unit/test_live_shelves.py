@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +128,46 @@ def test_what_is_no_file_of_live_events_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="no regular file"):
             put(store, live(1))
     assert "mine" == other.read_text()
+
+
+ENDLESS = "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n) SELECT max(n) FROM n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"CREATE TRIGGER t BEFORE INSERT ON live_events BEGIN {ENDLESS}; END",
+        f"DROP TABLE live_events; CREATE VIEW live_events AS SELECT '' run_id, 1 epoch, 1 number, ({ENDLESS}) body",
+        f"CREATE VIEW workers AS SELECT 'w' name, 1.0 time, ({ENDLESS}) body",
+        "CREATE INDEX more ON live_events (zeroblob(1000))",
+    ],
+)
+def test_nothing_is_executed_that_somebody_defined_in_the_file_of_live_events(tmp_path: Path, script: str) -> None:
+    path = tmp_path / "runs"
+    with open_at(SQLiteStore, path) as store:
+        put(store, live(1))
+    with closing(sqlite3.connect(f"{path}-live")) as connection:
+        connection.executescript(script)
+    for is_read_only in (True, False):
+        with open_at(SQLiteStore, path, read_only=is_read_only) as store:
+            assert [] == store.read_live("r")
+            assert not store.workers()
+    with open_at(SQLiteStore, path) as store:
+        put(store, live(2))
+        assert [live(2)] == store.read_live("r")
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_no_live_event_is_written_through_a_link(tmp_path: Path, suffix: str, link: Callable[..., None]) -> None:
+    path, victim = tmp_path / "runs", tmp_path / "victim"
+    victim.write_text("it is mine")
+    link(victim, f"{path}-live{suffix}")
+    with open_at(SQLiteStore, path) as store:
+        with pytest.raises(sqlite3.OperationalError, match="link"):
+            put(store, live(1))
+        assert [] == store.read_live("r")
+    assert "it is mine" == victim.read_text()
 
 
 def test_a_line_that_was_left_half_written_hides_no_other(tmp_path: Path) -> None:

@@ -692,6 +692,9 @@ FOREIGN = {
     "generated column": "ALTER TABLE records ADD COLUMN more TEXT AS (zeroblob(size)) VIRTUAL",
     "column": "ALTER TABLE signals ADD COLUMN more TEXT",
     "index of an expression": "CREATE INDEX by_size ON records (zeroblob(size))",
+    "index of ours": "DROP INDEX runs_by_flow; CREATE INDEX runs_by_flow ON runs (flow, zeroblob(epoch))",
+    "index of a long text": "CREATE INDEX by_reason ON runs (flow) WHERE reason || reason || reason > 'a'",
+    "view of a table": "DROP TABLE run_tags; CREATE VIEW run_tags AS SELECT run_id name, flow value, id run FROM runs",
 }
 
 

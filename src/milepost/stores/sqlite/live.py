@@ -19,7 +19,7 @@ from msgspec.structs import astuple
 
 from milepost.model.live import LiveBatch, LiveEvent, Place
 from milepost.stores.base.live import beyond
-from milepost.stores.sqlite.schema import patiently
+from milepost.stores.sqlite.schema import distrust, essence_of, linked_beside, patiently
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ CREATE TABLE live_events (
 _WORKERS = """
 CREATE TABLE IF NOT EXISTS workers (name TEXT PRIMARY KEY, time REAL NOT NULL, body BLOB NOT NULL) WITHOUT ROWID
 """
+_OWN = {essence_of(sql.replace("IF NOT EXISTS ", "")) for sql in (_TABLE, _WORKERS)}
 _GET = """
 SELECT epoch, number, follows, time, node_id, visit, attempt, body FROM live_events
 WHERE run_id = ? AND (epoch, number) > (?, ?) ORDER BY epoch, number LIMIT ?
@@ -171,8 +172,8 @@ class LiveFile:
                 # Never open a file that is there: closing it would drop SQLite's locks on it.
                 with suppress(FileExistsError):
                     os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            if not stat.S_ISREG(os.lstat(self._path).st_mode):
-                raise sqlite3.OperationalError(f"{self._path} is no regular file")
+            if not stat.S_ISREG(os.lstat(self._path).st_mode) or linked_beside(self._path) is not None:
+                raise sqlite3.OperationalError(f"{self._path}, or what is beside it, is a link or no regular file")
         except FileNotFoundError:
             if is_made:
                 raise
@@ -185,7 +186,7 @@ class LiveFile:
             check_same_thread=False,
         )
         try:
-            connection.execute("PRAGMA trusted_schema = OFF")
+            distrust(connection)
             if is_made:
                 patiently(lambda: _prepare(connection))
             elif not _is_ours(connection):  # whoever writes to it is about to make the table
@@ -218,8 +219,15 @@ class LiveFile:
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:
+    """Return whether the file is one of live events. Raise DatabaseError, as for a damaged one, if it has more than our
+    tables: SQLite would execute what somebody else defined."""
     found: tuple[int] = connection.execute("PRAGMA application_id").fetchone()
-    return found == (_APPLICATION,)
+    if found != (_APPLICATION,):
+        return False
+    for name, sql in connection.execute("SELECT name, sql FROM sqlite_master"):
+        if essence_of(sql or "") not in _OWN:
+            raise sqlite3.DatabaseError(f"the file of live events has {name[:100]!r}, which no store makes")
+    return True
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

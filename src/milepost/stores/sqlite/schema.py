@@ -212,15 +212,22 @@ def refuse_links(place: str) -> None:
 
     SQLite would write through it into a file that somebody who shares the folder chose.
     """
+    beside = linked_beside(place)
+    if beside is not None:
+        raise StoreError(
+            f"{beside} is a link or no regular file, and SQLite would write to it: find out who put it there, and remove it",
+            store=place,
+            op="open",
+        )
+
+
+def linked_beside(place: str) -> str | None:
+    """Return the first file beside a database that is a link, has a second name, or is no regular file; None for none."""
     for beside in (f"{place}-wal", f"{place}-shm", f"{place}-journal"):
         with suppress(FileNotFoundError):
             if not _is_plain(os.lstat(beside)):
-                raise StoreError(
-                    f"{beside} is a link or no regular file, and SQLite would write to it: find out who put it there, and "
-                    f"remove it",
-                    store=place,
-                    op="open",
-                )
+                return beside
+    return None
 
 
 def share_rights(path: Path) -> None:
@@ -343,11 +350,11 @@ def own_objects() -> dict[str, str]:
     for statement in _statements(_TABLES + _VIEWS + _RUN_INDEXES):
         named = re.search(r"CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", statement)
         assert named is not None
-        found[named[1]] = _essence(statement[named.start() :])
+        found[named[1]] = essence_of(statement[named.start() :])
     return found
 
 
-def _essence(sql: str) -> str:
+def essence_of(sql: str) -> str:
     """Return a statement without white space and `STRICT`, in which the texts of one object may differ."""
     return "".join(sql.replace("STRICT, ", "").replace("STRICT", "").split()).rstrip(";")
 
@@ -422,21 +429,28 @@ def _foreign_object(connection: sqlite3.Connection, version: int) -> str | None:
     own = own_objects()
     query = "SELECT type, lower(name), lower(tbl_name), sql FROM sqlite_master"
     for kind, name, table, sql in connection.execute(query).fetchall():
-        text = _essence(sql or "")
+        text = essence_of(sql or "")
         if text == own.get(name):  # as nearly all are
             continue
         if name in own:
             found, known = _parts(text), _parts(own[name])
-            # Before an upgrade a table has other columns, and indexes and views are of no concern.
+            # Before an upgrade a table has other columns, and so have our views, which no store reads.
             is_older = version < VERSION and (
-                kind in {"index", "view"} or (kind == "table" and found - _DROPPED <= known)
+                (kind == "index" and not _computes(text))
+                or (kind == "view" and own[name].startswith("CREATEVIEW"))
+                or (kind == "table" and found - _DROPPED <= known)
             )
             is_foreign = found != known and not is_older
         else:
-            is_foreign = table in own and (kind == "trigger" or text.count("(") > 1)
+            is_foreign = table in own and (kind == "trigger" or _computes(text))
         if is_foreign:
             return f"the {kind} {name[:100]!r}"
     return None
+
+
+def _computes(index: str) -> bool:
+    """Return whether SQLite has more to do for an index than to compare columns."""
+    return index.count("(") > 1 or "||" in index
 
 
 def _parts(essence: str) -> frozenset[str]:
