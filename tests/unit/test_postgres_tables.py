@@ -221,6 +221,20 @@ def test_a_trigger_or_rule_of_others_is_refused(postgres: str, database: Databas
         PostgresStore(postgres, schema=schema)
 
 
+@pytest.mark.parametrize("table", ["runs", "signals"])
+def test_a_trigger_of_others_is_refused_under_the_name_of_ours(
+    postgres: str, database: Database, schema: str, table: str
+) -> None:
+    PostgresStore(postgres, schema=schema).close()
+    database.query(
+        f'CREATE FUNCTION "{schema}".evil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;'
+        f'DROP TRIGGER run_tags_begin ON "{schema}".runs;'
+        f'CREATE TRIGGER run_tags_begin BEFORE INSERT ON "{schema}".{table} FOR EACH ROW EXECUTE FUNCTION "{schema}".evil()'
+    )
+    with pytest.raises(StoreError, match=f"somebody else made the trigger run_tags_begin of the table {table}"):
+        PostgresStore(postgres, schema=schema)
+
+
 def test_a_database_that_keeps_text_in_another_encoding_is_refused(postgres: str, database: Database) -> None:
     database.query("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:

@@ -148,7 +148,11 @@ FROM pg_catalog.pg_proc JOIN space ON pronamespace = space.oid
 WHERE proname = 'note_tags' AND proowner NOT IN (SELECT oid FROM trusted)
 UNION ALL
 SELECT 'the trigger ' || quote_ident(tgname) || ' of the table ' || relname FROM pg_catalog.pg_trigger
-JOIN ours ON tgrelid = ours.oid WHERE NOT tgisinternal AND tgname <> ALL(%(triggers)s)
+JOIN ours ON tgrelid = ours.oid WHERE NOT tgisinternal AND (
+    tgname <> ALL(%(triggers)s) OR tgfoid NOT IN (
+        SELECT p.oid FROM pg_catalog.pg_proc p JOIN space ON pronamespace = space.oid WHERE proname = 'note_tags'
+    )
+)
 UNION ALL
 SELECT 'the rule ' || quote_ident(rulename) || ' of the table ' || relname FROM pg_catalog.pg_rewrite
 JOIN ours ON ev_class = ours.oid
