@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
-from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, compress, make_record, packed
+from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, compress, is_compressed, make_record, packed
 from milepost.model.seal import Seals, with_digests
 from milepost.store import Token
 from milepost.stores.base.deltas import (
@@ -297,6 +298,28 @@ def test_many_edits_move_a_large_state_once():
         restored = whole({1: sealed(base), 2: sealed(hostile, linked(sealed(base)).link)}, 2)
         assert (restored is not None) is is_whole
         assert restored is None or b"a\0" * 4096 + old[4096:] == restored.record.payload
+
+
+def test_a_difference_of_few_bytes_takes_little_memory():
+    edits = b",".join(b'[%d,0,"\xc3\xa9"]' % (n % 1000) for n in range(2_000_000))
+    payload = compress(b'{"base":0,"since":0,"edits":[%s]}' % edits)
+    less = record(1, b"1")._replace(payload=payload, packing=DIFFERENCE, size=1 << 29)
+    tracemalloc.start()
+    try:
+        assert read_difference(less) is None
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_difference_that_would_not_be_read_is_not_compressed(monkeypatch):
+    monkeypatch.setattr("milepost.stores.base.deltas._MOST_UNPACKED", 4000)
+    old = rows(500)
+    base = based(sealed(record(0, encoded(old))), 0, 0, 0)
+    for more, is_packed in ((3000, True), (5000, False)):
+        less, _ = lessened(record(1, encoded([*old, "é" * (more // 2)])), base, sealed, compressing=True)
+        assert (DIFFERENCE, is_packed) == (less.packing, is_compressed(less.payload))
+        assert read_difference(less) is not None
 
 
 def test_few_edits_and_many_are_applied_alike():

@@ -35,6 +35,9 @@ _COMPRESSED = 1024
 """Size of a difference in bytes from which on it is compressed: a smaller one leaves room for others in its page anyway."""
 _BESIDE = 128
 """Approximate number of bytes that a backend needs for a record beside its header and its payload."""
+_MOST_UNPACKED = 4 * 1024 * 1024
+"""Largest size in bytes of a difference that is compressed. A reader would need far more memory for the edits of a larger
+one, before it can count them."""
 _MOST_EDITS = 128
 _MOST_READ = 4096
 """Greatest number of edits that a reader accepts in a payload."""
@@ -113,7 +116,7 @@ def lessened(record: Record, base: Base | None, seal: Seal, *, compressing: bool
         payload = None if edits is None else _encode(Difference(base.record.sequence, base.since, edits))
         # A state that is compressed when it is whole must gain far more.
         if payload is not None and len(payload) <= len(state) // (8 if record.packing else 2):
-            if compressing and len(payload) >= _COMPRESSED:
+            if compressing and _COMPRESSED <= len(payload) <= _MOST_UNPACKED:
                 payload = min(payload, compress(payload), key=len)
             less = seal(record._replace(payload=payload, packing=DIFFERENCE), base.link)
             size = base.kept + len(payload) + len(less.header or b"") + _BESIDE
@@ -237,7 +240,7 @@ def read_difference(record: Record) -> Difference | None:
     """Decode a record's payload as a difference; None if it can't be read."""
     payload = record.payload or b""
     try:
-        fields = _decode(unpacked(payload, record.size) if is_compressed(payload) else payload)
+        fields = _decode(unpacked(payload, _MOST_UNPACKED) if is_compressed(payload) else payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DeserializeStateError):
         return None
     is_sound = 0 <= fields.since <= fields.base < record.sequence and len(fields.edits) <= _MOST_READ
