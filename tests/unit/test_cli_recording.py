@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ def test_a_run_becomes_two_files(till: Any):
     test = (shop.folder / "tests/runs/test_orders_o_17.py").read_text(encoding="utf-8")
     assert "from till import orders\n" in test
     assert 'def test_orders_o_17(replay):\n    replay("orders-o-17.jsonl", orders).check()\n' in test
+    assert 0o600 == stat.S_IMODE((shop.folder / "tests/runs/orders-o-17.jsonl").stat().st_mode)
     header, run = map(json.loads, (shop.folder / "tests/runs/orders-o-17.jsonl").read_text().splitlines()[:2])
     assert {"flow", "fingerprint", "milepost", "recorded", "run"} == header["test"].keys()
     assert {"milepost.written_anew": "plain digests, no seal"} == run["run"]["tags"]

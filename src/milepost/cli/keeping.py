@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, BinaryIO, TextIO
 import click
 
 from milepost.cli.commands import FAILED, OK, Invocation, by_option, command
-from milepost.cli.places import open_existing, open_or_make, open_to_look
+from milepost.cli.places import open_existing, open_or_make, open_to_look, write_private
 from milepost.cli.text import escaped_json, print_facts, print_table, to_json
 from milepost.cli.values import read_duration
 from milepost.drivers import SyncDriver
@@ -54,11 +52,7 @@ def export(invocation: Invocation, run_id: str, output: Path | None) -> int:
             sys.stdout.buffer.write(data)
         return OK
     try:
-        with open(os.open(output, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                output.chmod(0o600)  # a file that was there may be one that others can read
-                file.truncate(0)
-            file.write(data)
+        write_private(output, data)
     except OSError as exc:
         raise click.UsageError(f"can't write {str(output)!r}: {exc.strerror}") from exc
     lines_written = data.count(b"\n")

@@ -1,8 +1,9 @@
-"""The store that a command works on, and how it is opened: to run something in it, or only to look."""
+"""The store that a command works on, how it is opened, to run in it or only to look; and files with states in them."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -195,3 +196,12 @@ def _refuse_foreign(path: Path) -> None:
     if not tables & {"runs", "checkpoints"}:
         what = "a database without runs" if tables else "empty"
         raise NotFound(f"{path.absolute()} is {what}: give the store's file with --store")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read, in place of one that is there, or to a pipe or device. Raise OSError."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            path.chmod(0o600)  # a file that was there may be one that others can read
+            file.truncate(0)
+        file.write(data)

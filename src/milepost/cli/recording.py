@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from milepost.cli.commands import FAILED, OK, Invocation, app_option, command
-from milepost.cli.places import chosen_app
+from milepost.cli.places import chosen_app, write_private
 from milepost.cli.targets import Runnable, found_flow
 from milepost.cli.text import to_json
 from milepost.engine.engine import Engine
@@ -71,7 +71,7 @@ def record_as_test(
         source = source_of_test(recorded, test, name or run_id, flow.name, *_place_of(invocation, flow))
     try:
         output.mkdir(parents=True, exist_ok=True)
-        recorded.write_bytes(made.data)
+        write_private(recorded, made.data)
         test.write_text(source, encoding="utf-8")
     except OSError as exc:
         raise click.UsageError(f"can't write to {str(output)!r}: {exc.strerror}") from exc
