@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import os
+import random
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +20,7 @@ from milepost.errors import (
     CheckpointVersionError,
     StateTooLargeError,
 )
+from milepost.model import record as record_module
 from milepost.model.checkpoint import Checkpoint
 from milepost.model.record import (
     CHECKPOINT,
@@ -340,3 +343,16 @@ def test_times_are_read_in_any_zone(text: str, expected: datetime) -> None:
 def test_a_time_without_a_zone_or_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_time(text)
+
+
+def test_compressors_are_used_again_and_make_the_same_frames() -> None:
+    chance = random.Random(3)
+    texts = [chance.randbytes(chance.choice([10, 2000, 70_000])) * chance.choice([1, 9]) for _ in range(60)]
+    alone = [record_module._compress(record_module._compressor(), text) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        assert alone == [*pool.map(compress, texts)]
+    assert all(text == decompress(frame, len(text)) for text, frame in zip(texts, alone, strict=True))
+    idle = len(record_module._idle_compressors)
+    assert 1 <= idle <= 5
+    compress(b"x" * 100_000)
+    assert idle == len(record_module._idle_compressors)

@@ -548,10 +548,33 @@ def digest_of(state: bytes) -> str:
 
 def compress(data: bytes) -> bytes:
     """Compress data to one zstd frame at level 3, with a checksum and the size of its content."""
+    if len(data) > _LARGEST_FOR_IDLE:
+        return _compress(_compressor(), data)
+    try:
+        # Nobody else has it meanwhile, and a child that is forked never has one that somebody was using.
+        compressor = _idle_compressors.pop()
+    except IndexError:
+        compressor = _compressor()
+    frame = _compress(compressor, data)
+    _idle_compressors.append(compressor)
+    return frame
+
+
+_LARGEST_FOR_IDLE = 64 * 1024
+"""Size of the largest data that a compressor may get which is used again. It keeps memory for as much as it had."""
+_idle_compressors: list[Any] = []
+"""Compressors that nobody uses. To make one takes five times as long as to compress 2 KB."""
+
+
+def _compressor() -> Any:
     zstd = _zstd()
     parameter = zstd.CompressionParameter
     options = {parameter.compression_level: 3, parameter.checksum_flag: 1, parameter.content_size_flag: 1}
-    frame: bytes = zstd.compress(data, options=options)
+    return zstd.ZstdCompressor(options=options)
+
+
+def _compress(compressor: Any, data: bytes) -> bytes:
+    frame: bytes = compressor.compress(data, compressor.FLUSH_FRAME)
     return frame
 
 
