@@ -451,6 +451,8 @@ class Store(abc.ABC):
     """False if a run that waits, or that is held, would be lost with this process."""
     can_fork: bool = True
     """False if no run can be forked out of the store or into it."""
+    takes_ropes: bool = False
+    """True if the payload of a record that `append` is given may be a `Rope`; see `Record`."""
     runs_statements: bool = False
     """True if an append may have statements; other stores refuse them with `OptionError`."""
     keeps_live: bool = False

@@ -26,6 +26,7 @@ from milepost.codec import Codec, canonical
 from milepost.codec import codec as codecs
 from milepost.codec.plan import Plan
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from milepost.stores.base.deltas import difference
 from thoroughness import examples
 
 thorough = settings(
@@ -383,7 +384,7 @@ def small_parts() -> Iterator[None]:
 
 
 def changeable(value: Any) -> Iterator[Any]:
-    """Everything in a value that can be changed in place."""
+    """Everything in a value that can be changed in place without a trick such as `object.__setattr__`."""
     inner: list[Any] = []
     if isinstance(value, dict):
         inner = [*value.values()]
@@ -391,7 +392,11 @@ def changeable(value: Any) -> Iterator[Any]:
         inner = [*value]
     elif fields := fields_of(value):
         inner = [getattr(value, name) for name in fields if hasattr(value, name)]
-    if not isinstance(value, tuple) and (inner or isinstance(value, list | dict)):
+    is_frozen = isinstance(value, tuple) or any(
+        getattr(getattr(type(value), name, None), "frozen", False)
+        for name in ("__struct_config__", "__dataclass_params__")
+    )
+    if not is_frozen and (inner or isinstance(value, list | dict)):
         yield value
     for item in inner:
         yield from changeable(item)
@@ -431,7 +436,7 @@ def disturb(data: st.DataObject, value: Any, values: st.SearchStrategy[Any]) -> 
 def test_values_that_follow_each_other_are_written_as_each_of_them_alone(
     data: st.DataObject, typed: Typed, is_tuple: bool
 ) -> None:
-    """Whatever is put in, taken out, replaced, changed in place deep inside and changed back."""
+    """Whatever is put in, taken out, replaced, swapped, doubled, changed in place deep inside and changed back."""
     type_, values = typed
     many: Any = tuple[type_, ...] if is_tuple else list[type_]  # type: ignore[valid-type]
     cls = make_dataclass("Holder", [("n", int), ("items", many), ("more", list[type_])])  # type: ignore[valid-type]
@@ -439,10 +444,12 @@ def test_values_that_follow_each_other_are_written_as_each_of_them_alone(
     column = data.draw(st.lists(values, min_size=1, max_size=8)) * data.draw(st.sampled_from([1, 5]))
     items: list[Any] = column if not is_tuple else [*column]
     more = data.draw(st.lists(values, max_size=4))
-    follower = codec.in_succession()
+    follower, roper = codec.in_succession(), codec.in_succession(as_ropes=True)
+    last: Any = b""
     with small_parts():
         for n in range(data.draw(st.integers(2, 8))):
-            deed = data.draw(st.sampled_from(["leave", "append", "drop", "replace", "disturb"]))
+            deeds = ["leave", "append", "drop", "replace", "disturb", "insert", "remove", "swap", "alias", "copy"]
+            deed = data.draw(st.sampled_from(deeds))
             at = data.draw(st.integers(0, max(len(items) - 1, 0)))
             match deed:
                 case "append":
@@ -453,9 +460,143 @@ def test_values_that_follow_each_other_are_written_as_each_of_them_alone(
                     items[at : at + 1] = [data.draw(values)]
                 case "disturb":
                     disturb(data, items, values)
+                case "insert":
+                    items.insert(at, data.draw(values))
+                case "remove":
+                    del items[at : at + 1]
+                case "swap":
+                    items[at : at + 2] = items[at : at + 2][::-1]
+                case "alias":
+                    items += items[at : at + 1]
+                case "copy":
+                    items[at : at + 1] = copy.deepcopy(items[at : at + 1])
             value = cls(n, tuple(items) if is_tuple else items, more)
             alone = outcome(codec.encode, value)
             assert [alone] * 3 == [outcome(follower.encode, value) for _ in "abc"]
+            rope = outcome(roper.encode, value)
+            if isinstance(alone, bytes):
+                assert (alone, len(alone)) == (bytes(rope), len(rope))
+                edits = difference(last, rope)
+                assert edits is None or alone == applied(bytes(last), edits)
+                last = rope
+            else:
+                assert alone == rope
+
+
+def applied(old: bytes, edits: list[tuple[int, int, str]]) -> bytes:
+    for at, count, text in reversed(edits):
+        old = old[:at] + text.encode() + old[at + count :]
+    return old
+
+
+@dataclass(frozen=True)
+class Said:
+    """An item that can't change if its content can't."""
+
+    who: str
+    what: Any
+
+
+class Twin:
+    """An object that is equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("other", [Text("x" * 1000), b"x" * 1000, Twin(), None, ["x" * 1000], 1, True, 1.0, -0.0])
+@pytest.mark.parametrize("type_", [str, Any])
+@pytest.mark.parametrize("at", [0, 70, 199])
+def test_an_item_that_is_equal_and_not_the_same_is_noticed(other: Any, type_: Any, at: int) -> None:
+    codec: Codec[Any] = Codec(list[type_])
+    rows: list[Any] = ["x" * 1000 if isinstance(other, str | bytes) else n for n in range(200)]
+    if type_ is str:
+        rows = [f"{n}" * 500 for n in range(200)]
+    follower = codec.in_succession(as_ropes=True)
+    for _ in "abc":
+        assert codec.encode(rows) == bytes(follower.encode(rows))
+    before, rows[at] = rows[at], other
+    alone = outcome(codec.encode, rows)
+    found = outcome(follower.encode, rows)
+    assert alone == (bytes(found) if isinstance(alone, bytes) else found)
+    rows[at] = before
+    assert codec.encode(rows) == bytes(follower.encode(rows))
+
+
+@pytest.mark.parametrize("content", [list, dict, set, lambda: Checked(1, datetime(2026, 1, 1))])
+def test_what_changes_inside_an_item_that_cannot_change_is_noticed(content: Callable[[], Any]) -> None:
+    codec: Codec[Any] = Codec(list[Said], types=[Checked])
+    rows = [Said(f"{n}" * 100, (n, content())) for n in range(2000)]
+    follower = codec.in_succession(as_ropes=True)
+    for n in range(9):
+        assert codec.encode(rows) == bytes(follower.encode(rows))
+        inner = rows[n * 200].what[1]
+        if isinstance(inner, list | set):
+            getattr(inner, "append" if isinstance(inner, list) else "add")(n)
+        elif isinstance(inner, dict):
+            inner["n"] = n
+        else:
+            inner.a += 1
+    assert not any(each.parts for each in follower._lists or ())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: f"{n} " * 100,
+        lambda n: (n, f"{n} " * 100, (None, 1.5)),
+        lambda n: Said("me", (f"{n} " * 100, date(2026, 1, 1))),
+        lambda n: Said("me", Said(f"{n} " * 100, 1)),
+    ],
+)
+def test_a_list_of_items_that_cannot_change_costs_what_is_new(make: Callable[[int], Any]) -> None:
+    """Each item dies once it is replaced, so that new ones get its place in memory."""
+    codec: Codec[Any] = Codec(list[Any], types=[Said])
+    rows = [make(n) for n in range(2000)]
+    follower = codec.in_succession(as_ropes=True)
+    last = follower.encode(rows)
+    for n in range(400):
+        deed = "append" if n % 4 else ["replace", "swap", "insert", "remove", "pop", "clear"][n // 4 % 6]
+        at = n * 7919 % len(rows)
+        match deed:
+            case "append":
+                rows.append(make(n))
+            case "replace":
+                rows[at] = make(n)
+            case "swap":
+                rows[at], rows[-1] = rows[-1], rows[at]
+            case "insert":
+                rows.insert(at, make(n))
+            case "remove":
+                del rows[at]
+            case "pop":
+                del rows[-3:]
+            case "clear" if n == 200:
+                rows[:] = [make(n) for n in range(2000)]
+        now = follower.encode(rows)
+        assert codec.encode(rows) == bytes(now)
+        edits = difference(last, now)
+        assert edits is None or bytes(now) == applied(bytes(last), edits)
+        if deed == "append" and n % 4 > 1:
+            assert edits is not None
+            assert sum(len(text) for _, _, text in edits) < 2000
+        last = now
+
+
+def test_a_subclass_of_a_list_is_refused_as_ever() -> None:
+    class Growing(list[str]):
+        pass
+
+    codec: Codec[Any] = Codec(list[str])
+    follower = codec.in_succession(as_ropes=True)
+    rows = ["x" * 1000] * 200
+    for _ in "abc":
+        assert codec.encode(rows) == bytes(follower.encode(rows))
+    assert outcome(codec.encode, Growing(rows)) == outcome(follower.encode, Growing(rows))
+    assert codec.encode(rows) == bytes(follower.encode(rows))
 
 
 def test_the_parts_of_a_list_of_texts_are_used_again_and_those_of_changeable_elements_are_not() -> None:

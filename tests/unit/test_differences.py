@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from milepost.errors import CheckpointCorruptError
 from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, compress, is_compressed, make_record, packed
 from milepost.model.seal import Seals, with_digests
+from milepost.rope import Rope
 from milepost.store import Token
 from milepost.stores.base.deltas import (
     Base,
@@ -96,6 +97,39 @@ def test_edits_make_the_new_text_of_the_old_one(parts, data):
     if edits is not None:
         assert new == applied(old, edits)
         assert all(at + count <= later for (at, count, _), (later, _, _) in itertools.pairwise(edits))
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=12), st.data())
+def test_edits_between_ropes_make_the_new_text_of_the_old_one(parts, data):
+    """Whatever pieces are shared, replaced by equal ones, put in or taken out."""
+    pieces = [(text * data.draw(st.sampled_from([1, 40]))).encode() for text in parts]
+    new = [bytes(bytearray(piece)) if data.draw(st.booleans()) else piece for piece in pieces]
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(new)))
+        new[at : at + data.draw(st.integers(0, 2))] = [text.encode() for text in data.draw(st.lists(TEXTS, max_size=2))]
+    old_rope, new_rope = (Rope(each, sum(map(len, each))) for each in (pieces, new))
+    edits = difference(old_rope, new_rope)
+    if edits is not None:
+        assert bytes(new_rope) == applied(bytes(old_rope), edits)
+        assert all(at + count <= later for (at, count, _), (later, _, _) in itertools.pairwise(edits))
+    assert difference(old_rope, old_rope) == []
+
+
+def test_what_two_ropes_share_is_not_looked_at():
+    class Unread(bytes):
+        def __len__(self):
+            return 100_000
+
+    shared = [Unread() for _ in range(100)]
+    old, new = ([b'{"n":%d,"items":[' % n, *shared, *[b',"x"'] * n, b"]}"] for n in (1, 2))
+    edits = difference(Rope(old, 10_000_023), Rope(new, 10_000_027))
+    assert edits == [(5, 1, "2"), (10_000_021, 0, ',"x"')]
+
+
+def test_a_piece_that_changed_all_over_is_replaced_as_a_whole():
+    shared, before, after = b"x" * 100_000, encoded(rows(300)), encoded(rows(300, 1))
+    old, new = Rope((b"[", shared, before), 100_001 + len(before)), Rope((b"[", shared, after), 100_001 + len(after))
+    assert difference(old, new) == [(100_001, len(before), after.decode())]
 
 
 def test_an_appended_message_costs_the_message():

@@ -3,7 +3,8 @@
 `Succession` encodes successive values, such as the states of a run, where each value is mostly equal to the last one.
 The JSON of a long list whose elements cannot change, such as texts, is kept in parts. A part is used again as long as
 it has the very same elements. The bytes are the same that the codec itself writes; if a value is refused, the codec
-itself raises the error.
+itself raises the error. On request they come as a `Rope`, whose pieces are the parts: then nothing is copied or compared
+of a long list but what is new in it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from functools import cached_property, lru_cache
 from operator import is_
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError, shown
+from milepost.rope import Rope
 
 from .containers import DictPlan, ListPlan, SequencePlan
 from .plan import (
@@ -39,6 +40,7 @@ from .plan import (
 )
 from .records import RecordPlan
 from .resolve import Resolver, annotations_of, strip
+from .unchangeable import is_unchangeable
 
 T = TypeVar("T")
 
@@ -121,9 +123,12 @@ class Codec(Generic[T]):
                 type_name=qualified(type(value)),
             ) from exc
 
-    def in_succession(self) -> Succession:
-        """Give an encoder for successive values, which writes the parts that they have in common only once."""
-        return Succession(self._plan, self)
+    def in_succession(self, *, as_ropes: bool = False) -> Succession:
+        """Give an encoder for successive values, which writes the parts that they have in common only once.
+
+        With `as_ropes` it gives large values as a `Rope`, in which these parts are the same objects.
+        """
+        return Succession(self._plan, self, as_ropes=as_ropes)
 
     def decode(self, data: bytes, *, root: str = "state") -> T:
         """Read the bytes that `encode` wrote, or JSON that a person wrote in the same form.
@@ -400,10 +405,13 @@ _LONGEST_REST = 63
 """Largest number of values that are written without parts, after several values that had little in common."""
 
 
-class Encoder(Protocol):
+Data = TypeVar("Data", bound=bytes | Rope, covariant=True)
+
+
+class Encoder(Protocol[Data]):
     """An encoder of values."""
 
-    def encode(self, value: Any, *, root: str = "state") -> bytes:
+    def encode(self, value: Any, *, root: str = "state") -> Data:
         """Encode a value; `SerializeStateError` or `StateTypeError` if it cannot come back the same."""
         ...
 
@@ -415,18 +423,21 @@ class Succession:
     it.
     """
 
-    __slots__ = ("_encoder", "_lists", "_pause", "_plan", "_rest", "_size")
+    __slots__ = ("_as_ropes", "_encoder", "_lists", "_pause", "_plan", "_rest", "_size", "_used")
 
-    def __init__(self, plan: Plan, encoder: Encoder) -> None:
+    def __init__(self, plan: Plan, encoder: Encoder[bytes], *, as_ropes: bool = False) -> None:
         self._plan = plan
         self._encoder = encoder
+        self._as_ropes = as_ropes
         self._lists: list[_InParts] | None = None
+        self._used: list[_InParts] = []
+        """The lists of the value that are written in parts, in the order of the JSON."""
         self._size = 0
         self._rest = self._pause = 0
 
-    def encode(self, value: Any, *, root: str = "state") -> bytes:
+    def encode(self, value: Any, *, root: str = "state") -> bytes | Rope:
         """Write a value as the encoder does, and raise the same errors."""
-        data = self._encode(value) if _LARGE <= self._size <= _LARGEST else None
+        data: bytes | Rope | None = self._encode(value) if _LARGE <= self._size <= _LARGEST else None
         if data is None:
             data = self._encoder.encode(value, root=root)
         self._size = len(data)
@@ -438,60 +449,74 @@ class Succession:
         for each in self._lists or ():
             each.forget()
 
-    def _encode(self, value: Any) -> bytes | None:
+    def _encode(self, value: Any) -> bytes | Rope | None:
         """Write a value part by part; return None if that is not worth while, or if the value may be refused."""
         if self._rest:
             self._rest -= 1
             return None
         if self._lists is None:
             self._lists = []
-            self._plan = _in_parts(self._plan, self._lists)
+            self._plan = _in_parts(self._plan, self._lists, self._used)
         if not self._lists:
             return None
         is_new = not any(each.parts for each in self._lists)
+        self._used.clear()
         try:
-            data = encode_json(self._plan.dump(value, 0))
+            texts = encode_json(self._plan.dump(value, 0)).split(_MARK_OF_PARTS)
         except (Refusal, UnicodeEncodeError, RecursionError):
             self.forget()
             return None
         reused, written = sum(each.kept for each in self._lists), sum(each.written for each in self._lists)
+        pieces = texts[:1]
+        for each, text in zip(self._used, texts[1:], strict=True):
+            pieces += each.parts
+            pieces.append(text)
+        size = sum(map(len, texts)) + sum(each.size for each in self._used)
         if reused > written:
             self._pause = 0
         elif not is_new:
             self._pause = self._rest = min(2 * self._pause + 1, _LONGEST_REST)
             self.forget()
-        return data
+        return Rope(pieces, size) if self._as_ropes and size >= _LARGE else b"".join(pieces)
 
 
-_UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes, complex, Decimal, date, datetime, time, timedelta})
-"""Classes whose objects never change; a zone that could is refused when it is written."""
-
-
-class _Part(msgspec.Struct, frozen=True):
-    """The JSON of some successive elements of a list, and these elements."""
-
-    elements: list[Any]
-    json: msgspec.Raw
-    """The JSON of all elements, with commas between them."""
+_MARK_OF_PARTS = b"\0"
+"""The byte that stands for the parts of a list in the JSON around it. JSON itself never has it."""
+_PLACE_OF_PARTS = msgspec.Raw(_MARK_OF_PARTS)
 
 
 class _InParts(Plan):
-    """The plan of a list, or of a tuple of any length, that writes the elements in parts as `plan` would."""
+    """The plan of a list, or of a tuple of any length, that writes the elements in parts as `plan` would.
 
-    def __init__(self, plan: ListPlan | SequencePlan) -> None:
+    One element that it writes stands for all parts; the list joins `used` then. The elements of the parts are kept, so
+    that no other object can have the identity of one of them. New elements are a part of their own until there are
+    enough of them to be joined.
+    """
+
+    def __init__(self, plan: ListPlan | SequencePlan, used: list[_InParts]) -> None:
         self.expected = plan.expected
         self._plan = plan
+        self._used = used
         self._count = 0
-        """The number of elements in a part."""
+        """The number of elements in a part that is no longer joined with others."""
         self._first: list[Any] | None = None
         """The first elements."""
-        self.parts: list[_Part] = []
+        self._elements: list[Any] = []
+        """The elements of all parts."""
+        self._ends: list[int] = []
+        """For each part the number of elements up to its end."""
+        self._joined = 0
+        """The number of parts that are no longer joined with others."""
+        self.parts: list[bytes] = []
+        """The JSON of each part, with commas between the elements, and before those of the second part and later ones."""
+        self.size = 0
+        """The number of bytes of all parts."""
         self.kept = self.written = 0
         """The numbers of the last value's parts that were reused, and that were written."""
 
     def forget(self) -> None:
         """Forget all parts."""
-        self.parts.clear()
+        self._cut(0)
         self._first = None
 
     def dump(self, value: Any, depth: int) -> Any:
@@ -500,32 +525,72 @@ class _InParts(Plan):
             raise self._plan.contradicted(value)
         if not self.parts and not self._is_worth_while(value, depth):
             return self._plan.dump(value, depth)
-        item, count = self._plan.item, self._count
-        end = len(value) - len(value) % count
-        out: list[Any] = []
-        most = _FEW if self.parts else end
-        for number, start in enumerate(range(0, end, count)):
-            elements = list(value[start : start + count])
-            if not {*map(type, elements)} <= _UNCHANGEABLE or self.written > self.kept + most:
-                self.forget()
-                return self._plan.dump(value, depth)
-            if number < len(self.parts) and _are_same(self.parts[number].elements, elements):
+        if not self._update(value, depth):
+            self.forget()
+        if not self.parts:
+            return self._plan.dump(value, depth)
+        self._used.append(self)
+        return [_PLACE_OF_PARTS]
+
+    def _update(self, value: Any, depth: int) -> bool:
+        """Make the parts those of `value`. Return False if that is not worth while, or if an element may change."""
+        known, ends = self._elements, self._ends
+        most = _FEW if self.parts else len(value)
+        if len(known) <= len(value) and all(map(is_, known, value)):
+            self.kept = len(ends)
+        else:
+            self.kept = bisect_right(ends, [*map(is_, known, value), False].index(False))
+        for number in range(self.kept, len(ends)):
+            begin, end = ends[number - 1] if number else 0, ends[number]
+            elements = list(value[begin:end])
+            if begin + len(elements) < end:
+                self._cut(number)
+                break
+            if _are_same(known[begin:end], elements):
                 self.kept += 1
-            else:
-                json = msgspec.Raw(encode_json(item.dump_all(elements, depth + 1))[1:-1])
-                self.parts[number : number + 1] = [_Part(elements, json)]
-                self.written += 1
-            out.append(self.parts[number].json)
-        del self.parts[end // count :]
-        if end < len(value):
-            out += item.dump_all(list(value[end:]), depth + 1)
-        return out
+            elif self.written > self.kept + most or not self._write(number, begin, elements, depth):
+                return False
+        begin, new = len(known), list(value[len(known) :])
+        for place in range(0, len(new), self._count):
+            elements = new[place : place + self._count]
+            if self.written > self.kept + most or not self._write(len(ends), begin + place, elements, depth):
+                return False
+        return True
+
+    def _write(self, number: int, begin: int, elements: list[Any], depth: int) -> bool:
+        """Write a part, which begins with the element at `begin`. Return False if one of its elements may change."""
+        if not all(map(is_unchangeable, elements)):
+            return False
+        json = encode_json(self._plan.item.dump_all(elements, depth + 1))[1:-1]
+        if begin:
+            json = b"," + json
+        self._elements[begin : begin + len(elements)] = elements
+        self.size += len(json)
+        self.written += 1
+        if number < len(self.parts):
+            self.size -= len(self.parts[number])
+            self.parts[number] = json
+            return True
+        self.parts.append(json)
+        self._ends.append(begin + len(elements))
+        joined = self._joined
+        if self._ends[-1] - (self._ends[joined - 1] if joined else 0) >= self._count:
+            self.parts[joined:] = [b"".join(self.parts[joined:])]
+            self._ends[joined:] = self._ends[-1:]
+            self._joined += 1
+        return True
+
+    def _cut(self, number: int) -> None:
+        """Forget the parts from `number` on."""
+        self.size -= sum(map(len, self.parts[number:]))
+        del self.parts[number:], self._elements[self._ends[number - 1] if number else 0 :], self._ends[number:]
+        self._joined = min(self._joined, number)
 
     def _is_worth_while(self, value: Any, depth: int) -> bool:
         """Return whether the first elements are those of the last value, and the list is long enough."""
         first = list(value[:_SAMPLE])
         before, self._first = self._first, first
-        if not first or before is None or not {*map(type, first)} <= _UNCHANGEABLE or not _are_same(before, first):
+        if not first or before is None or not _are_same(before, first) or not all(map(is_unchangeable, first)):
             return False
         size = len(encode_json(self._plan.item.dump_all(first, depth + 1)))
         self._count = max(_PART * len(first) // size, 1)
@@ -537,13 +602,13 @@ def _are_same(before: list[Any], now: list[Any]) -> bool:
     return len(before) == len(now) and all(map(is_, before, now))
 
 
-def _in_parts(plan: Plan, lists: list[_InParts]) -> Plan:
-    """Return the plan with its lists written in parts, also those of its records; append these lists to `found`."""
+def _in_parts(plan: Plan, lists: list[_InParts], used: list[_InParts]) -> Plan:
+    """Return the plan with its lists written in parts, also those of its records; append these plans to `lists`."""
     if isinstance(plan, ListPlan) or (isinstance(plan, SequencePlan) and plan.cls is tuple):
-        lists.append(_InParts(plan))
+        lists.append(_InParts(plan, used))
         return lists[-1]
     if isinstance(plan, RecordPlan):
         in_parts = copy.copy(plan)
-        in_parts.plans = {name: _in_parts(field, lists) for name, field in plan.plans.items()}
+        in_parts.plans = {name: _in_parts(field, lists, used) for name, field in plan.plans.items()}
         return in_parts
     return plan

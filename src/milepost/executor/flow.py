@@ -184,7 +184,7 @@ Walk = Generator[Unit | Fork, str, None]
 After each unit or fork it sends back the node to go on at (or END)."""
 
 
-class StateCodec(Encoder, Protocol):
+class StateCodec(Encoder[bytes], Protocol):
     """The codec of a flow's state: to bytes and back, exactly or not at all. `milepost.codec.Codec` implements it."""
 
     @property
@@ -192,8 +192,11 @@ class StateCodec(Encoder, Protocol):
         """The declared fields that cannot be recorded: for each its path, and a sentence that says why."""
         ...
 
-    def in_succession(self) -> Succession:
-        """Make an encoder for values that follow one another; one thread at a time may use it."""
+    def in_succession(self, *, as_ropes: bool = False) -> Succession:
+        """Make an encoder for values that follow one another; one thread at a time may use it.
+
+        With `as_ropes` it may give a `Rope`, which shares what did not change with the value before.
+        """
         ...
 
     def decode(self, data: bytes, *, root: str = "state") -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from milepost.codec.codec import Encoder
+from milepost.codec.codec import Data, Encoder
 from milepost.errors import (
     CheckpointWriteError,
     LeaseLost,
@@ -177,7 +177,7 @@ class NullJournal:
         self._given += 1
         return self._given
 
-    def encode(self, state: Any, codec: Encoder, root: str = "state") -> bytes | SerializeStateError:
+    def encode(self, state: Any, codec: Encoder[Data], root: str = "state") -> Data | SerializeStateError:
         """Encode a state, or another value, which `root` names.
 
         Returns a `SerializeStateError` if the value cannot be saved. Raises `StateTypeError` if it has another type.

@@ -28,6 +28,7 @@ from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run, complete
 from milepost.model.failure import describe, place
 from milepost.model.record import REPLACED
+from milepost.rope import Rope
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker
@@ -38,7 +39,7 @@ class NodeOutcome(msgspec.Struct, eq=False):
     """The outcome of a node: the state after it, its bytes or the error of encoding it, and the updates if needed."""
 
     state: Any
-    data: bytes | SerializeStateError | None = None
+    data: bytes | Rope | SerializeStateError | None = None
     updates: Mapping[str, Any] | None = None
 
 
@@ -63,7 +64,7 @@ class NodeVisit(UnitVisit):
         self.next_node = unit.next_node or ""
         self.route_error: BaseException | None = None
         """The error or the interruption of the router; None: it answered."""
-        self.data: bytes | None = None
+        self.data: bytes | Rope | None = None
         """The encoded state after the node, once it is recorded; None if it cannot be encoded or there is no store."""
         self.state: Any = None
         self.backup: Any = None
@@ -149,7 +150,7 @@ class NodeVisit(UnitVisit):
             raise
         self.data = data
 
-    def _save(self, outcome: AttemptOutcome, data: bytes) -> Routine[None]:
+    def _save(self, outcome: AttemptOutcome, data: bytes | Rope) -> Routine[None]:
         """Record the completed node. The last one and the end of the run are one append."""
         walker, context, statements = self.walker, outcome.context, outcome.statements
         try:
@@ -166,7 +167,7 @@ class NodeVisit(UnitVisit):
         if self.run.is_listening:
             yield announce_checkpoint(self.run, checkpoint)
 
-    def _save_unrouted(self, outcome: AttemptOutcome, data: bytes, end: BaseException) -> Routine[None]:
+    def _save_unrouted(self, outcome: AttemptOutcome, data: bytes | Rope, end: BaseException) -> Routine[None]:
         """Record the work of a node whose router failed or was interrupted, with `end`, without a next node."""
         walker, context, statements = self.walker, outcome.context, outcome.statements
         try:
@@ -258,7 +259,7 @@ class NodeVisit(UnitVisit):
             attempt=outcome.context.attempt,
             next_node=self.next_node,
             duration_ms=outcome.duration,
-            _load=(lambda: after) if data is None else (lambda: decode(data)),
+            _load=(lambda: after) if data is None else (lambda: decode(bytes(data))),
         )
 
 

@@ -29,6 +29,7 @@ from milepost.graph.visits import NodeVisit, ask_router
 from milepost.model.failure import place, recorded_error
 from milepost.model.ranges import is_live
 from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, OWNER, Record, format_time, make_checkpoint, source_of
+from milepost.rope import Rope
 from milepost.store import Statement
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ class Walker:
     """
 
     __slots__ = (
+        "_given",
         "at",
         "encoder",
         "flow",
         "followed_at",
-        "given",
         "is_next",
         "is_open",
         "is_recorded",
@@ -97,7 +98,7 @@ class Walker:
         self.tally = RunCounters() if tally is None else tally
         self.prev_node_id = ""
         self.followed_at = run.followed_at
-        self.encoder = flow.codec.in_succession()
+        self.encoder = flow.codec.in_succession(as_ropes=run.is_recorded and run.store.takes_ropes)
         self.sequence = 0
         """The number of the newest record on this walker's path."""
         self.trunk: int | None = None
@@ -107,8 +108,7 @@ class Walker:
         before a join, the items of a map, a late answer. A crash before it uses up no attempt of the node."""
         self.at: tuple[str, int] = ("", 0)
         """The node that completed last, and the number of its visit."""
-        self.given: bytes | None = None
-        """The encoded state for the next node; None if there is none."""
+        self._given: bytes | Rope | None = None
         self.state: Any = None
         """The state for the next node, for errors of a run without a store."""
         self.spent: AttemptBudget | None = None
@@ -133,6 +133,15 @@ class Walker:
         return not self.prefix and not self.label
 
     @property
+    def given(self) -> bytes | None:
+        """The encoded state for the next node; None if there is none."""
+        return None if self._given is None else bytes(self._given)
+
+    @given.setter
+    def given(self, data: bytes | Rope | None) -> None:
+        self._given = data
+
+    @property
     def iteration(self) -> int:
         """The number of nodes that the run has executed."""
         return self.tally.iteration
@@ -141,7 +150,7 @@ class Walker:
     def iteration(self, count: int) -> None:
         self.tally.iteration = count
 
-    def encode(self, state: Any) -> bytes | SerializeStateError:
+    def encode(self, state: Any) -> bytes | Rope | SerializeStateError:
         """Encode a state of the graph, or the result of an item; see `Journal.encode`."""
         return self.journal.encode(state, self.encoder, "state" if self.item_codec is None else "output")
 
@@ -162,17 +171,17 @@ class Walker:
 
         Returns the state, or the copy.
         """
-        if self.given is None:
-            self.given = self.journal.encode_if_possible(state, self._given_codec)
-        return state if self.given is not None else copy.deepcopy(state)
+        if self._given is None:
+            self._given = self.journal.encode_if_possible(state, self._given_codec)
+        return state if self._given is not None else copy.deepcopy(state)
 
     def fresh(self, state: Any) -> Any:
         """Return a new state equal to the one that was kept: it shares nothing with `state`, and has no later changes."""
-        return self._given_codec.decode(self.given) if self.given is not None else copy.deepcopy(state)
+        return self._given_codec.decode(bytes(self._given)) if self._given is not None else copy.deepcopy(state)
 
     def last_good(self) -> Any:
         """Return the state that the newest node was given, as far as it is known."""
-        return self._given_codec.decode(self.given) if self.given is not None else self.state
+        return self._given_codec.decode(bytes(self._given)) if self._given is not None else self.state
 
     def inner(self, flow: GraphFlow, prefix: str, label: str, tally: RunCounters | None = None) -> Walker:
         """Make a walker for a branch, graph or item inside the node that this one is at."""
@@ -395,7 +404,7 @@ class Walker:
         if options.stop_after and visit.node_id in options.stop_after and (next_node != END or not self.is_root):
             raise self.stopped("after", visit.node_id)
         if options.isolate:  # an item's result has another codec than the item
-            after = copy.deepcopy(after) if visit.data is None else self.flow.codec.decode(visit.data)
+            after = copy.deepcopy(after) if visit.data is None else self.flow.codec.decode(bytes(visit.data))
         return after, next_node
 
     def complete_node(self, node_id: str, visit: int, updates: Mapping[str, Any] | None) -> None:
@@ -469,7 +478,7 @@ class Walker:
 
     # -- its records ---------------------------------------------------------------------------------
 
-    def checkpoint(self, outcome: AttemptOutcome, data: bytes, next_node: str | None) -> Record:
+    def checkpoint(self, outcome: AttemptOutcome, data: bytes | Rope, next_node: str | None) -> Record:
         """Make the record of a node that has completed; `next_node` None: its router has not answered."""
         context, updates = outcome.context, outcome.value.updates
         encoded: bytes | None = None

@@ -18,10 +18,10 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from datetime import UTC, datetime
 from math import floor
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, SupportsBytes
 
 import msgspec
 
@@ -155,7 +155,8 @@ class Record(_Columns):
       is not
     * "unlinked": never stored; a store gives a record like this that does not cover the one before it in the journal
 
-    `size` is the number of bytes of the unpacked payload.
+    `size` is the number of bytes of the unpacked payload. In an append to a store with `takes_ropes` a payload that is not
+    packed may be a `milepost.rope.Rope`, which is as good as its bytes.
     """
 
     _decoded: Mapping[str, Any]
@@ -200,7 +201,7 @@ class Record(_Columns):
                 sequence=self.sequence,
             )
         if self.packing in {"", UNPACKED, VERBATIM} or self.payload is None:
-            return self.payload
+            return None if self.payload is None else bytes(self.payload)  # the same object unless it is a rope
         if self.packing == DIFFERENCE:
             raise CheckpointCorruptError(
                 f"record {self.sequence} at node {self.node_id!r} says what changed since an earlier record that is gone or "
@@ -329,7 +330,11 @@ class _CheckpointHeader(msgspec.Struct):
     live: int | msgspec.UnsetType
 
 
-def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str, Any]:
+class Encoded(Sized, SupportsBytes, Protocol):
+    """Encoded bytes, or a rope of them."""
+
+
+def _packed(state: Encoded, size: int, compressing: bool) -> tuple[Any, str, str, Any]:
     """Return a state as it is written: payload, packing, and the header's values of `encoding` and `compressed`."""
     if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
         if size > DECOMPRESSED_LIMIT:
@@ -340,7 +345,7 @@ def _packed(state: bytes, size: int, compressing: bool) -> tuple[bytes, str, str
                 size=size,
                 limit=DECOMPRESSED_LIMIT,
             )
-        if size <= _ANY_RATIO or not _is_too_dense(state):
+        if size <= _ANY_RATIO or not _is_too_dense(bytes(state)):
             return state, UNPACKED, "zstd+base64", True
     return state, "", "json", msgspec.UNSET
 
@@ -364,7 +369,7 @@ def make_checkpoint(
     timestamp: str,
     node_id: str,
     visit: int,
-    state: bytes,
+    state: Encoded,
     next_node: str | None,
     attempt: int,
     prev_node_id: str,

@@ -22,6 +22,7 @@ import msgspec
 from milepost.errors import DeserializeStateError
 from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record, compress, is_compressed, unpacked
 from milepost.model.seal import Seals, has_link, link_of
+from milepost.rope import Rope
 from milepost.store import Token
 from milepost.stores.base.comparing import agreeing, agreeing_back
 from milepost.stores.base.fence import Row
@@ -51,6 +52,8 @@ _NEAR = 16 * 1024
 """Least distance in bytes within which it is looked for after that."""
 _FARTHEST = 64 * 1024
 """Length in bytes of the longest removed text after which the following text is still recognised."""
+_SHORT = 64
+"""Length in bytes of the longest text between shared pieces of two ropes that is replaced by a longer one without a search."""
 _MOST_BRANCHES = 64
 """Number of branches of a run whose newest records are remembered."""
 _MOST_BYTES = 64 * 1024 * 1024
@@ -107,12 +110,11 @@ def lessened(record: Record, base: Base | None, seal: Seal, *, compressing: bool
 
     A large difference is compressed if `compressing`.
 
-    Its state must be whole, and its header must have no digest and no seal.
+    Its state must be whole, and may be a rope; its header must have no digest and no seal.
     """
-    state = record.state()
-    assert state is not None
+    state = _state_of(record)
     if base is not None and (base.length < _LONG or base.kept <= 2 * len(state)):
-        edits = difference(base.record.state() or b"", state)
+        edits = difference(_state_of(base.record), state)
         payload = None if edits is None else _encode(Difference(base.record.sequence, base.since, edits))
         # A state that is compressed when it is whole must gain far more.
         if payload is not None and len(payload) <= len(state) // (8 if record.packing else 2):
@@ -121,8 +123,15 @@ def lessened(record: Record, base: Base | None, seal: Seal, *, compressing: bool
             less = seal(record._replace(payload=payload, packing=DIFFERENCE), base.link)
             size = base.kept + len(payload) + len(less.header or b"") + _BESIDE
             return less, Base(record, link_of(less.header), base.since, size, base.length + 1, base.is_verified)
-    whole = seal(record, "")
+    whole = seal(record._replace(payload=bytes(state)) if isinstance(state, Rope) else record, "")
     return whole, Base(record, link_of(whole.header), record.sequence, len(state), 0, True)
+
+
+def _state_of(record: Record) -> bytes | Rope:
+    """Return the state of a record that is whole; a rope as it is."""
+    state = record.payload if record.packing in {"", UNPACKED} else record.state()
+    assert state is not None
+    return state
 
 
 def chained(
@@ -155,20 +164,37 @@ def _branch_of(header: bytes) -> bytes:
     return rest.partition(b'"')[0] if mark else b""
 
 
-def difference(old: bytes, new: bytes) -> list[tuple[int, int, str]] | None:
+def difference(old: bytes | Rope, new: bytes | Rope) -> list[tuple[int, int, str]] | None:
     """Return the edits that turn `old` into `new`: place, number of bytes to remove, text to put
-    in. None if too much differs."""
-    edits = [] if old is new else _edits(old, new)
-    if edits is None:
-        return None
+    in. None if too much differs.
+
+    Of two ropes only the pieces that they do not share are compared.
+    """
+    if old is new:
+        return []
+    most = len(new) // 2
+    rows: list[tuple[int, bytes, bytes]] = []
+    if isinstance(old, Rope) and isinstance(new, Rope):
+        rows += new.changes_from(old)
+    is_whole = not rows or sum([len(after) for _, _, after in rows]) > most
+    if is_whole:
+        rows = [(0, bytes(old), bytes(new))]
+    found: list[tuple[int, int, str]] = []
     try:
-        return [(at, end - at, str(new[start:stop], "utf-8")) for at, end, start, stop in edits]
+        for place, before, after in rows:
+            is_new = not is_whole and len(before) <= _SHORT < len(after)
+            edits = None if is_new else _edits(before, after, most)
+            if edits is None and is_whole:
+                return None
+            for at, end, start, stop in [(0, len(before), 0, len(after))] if edits is None else edits:
+                found.append((place + at, end - at, str(after[start:stop], "utf-8")))
     except UnicodeDecodeError:  # our states are JSON; one that was saved from outside may be anything
         return None
+    return found if len(found) <= _MOST_READ else None
 
 
-def _edits(old: bytes, new: bytes) -> list[Edit] | None:
-    most = len(new) // 2
+def _edits(old: bytes, new: bytes, most: int) -> list[Edit] | None:
+    """Return the edits that turn `old` into `new`. None if too much differs, above all more than `most` bytes."""
     tail = agreeing_back(old, len(old), new, len(new), min(len(old), len(new)))
     old_end, new_end = len(old) - tail, len(new) - tail
     edits: list[Edit] = []

@@ -112,6 +112,7 @@ class OwnerStore(WorkerStore):
             self.seals, options.get("encryption_key"), allow_plain=options.get("allow_plain", False)
         )
         self._bases = Bases(compressing=self.compresses_differences) if self.keeps_differences else None
+        self.takes_ropes = self.keeps_differences
         self._links = Links()
         self._read_ends: ReadEnds = {}
         self._held: dict[str, TokenState] = {}

@@ -492,7 +492,7 @@ class SQLiteStore(Runs):
         sequence, kind, node_id, visit, size, header, payload, packing = record
         text = None if header is None else (header + b"}").decode()
         # The sqlite3 module looks for an adapter for bytes, but not for bytearray. A short copy costs less than that.
-        state = bytearray(payload) if payload is not None and size < SMALLEST else payload
+        state = bytearray(payload) if payload is not None and len(payload) < SMALLEST else payload
         place = (number, sequence, kind, number, run_id, epoch, nonce, number, sequence)
         values = (*place, node_id, visit, size, packing, text, state)
         if sqlite_schema.patiently(lambda: execute(_FAST_APPEND, values)).rowcount == 1:
