@@ -840,8 +840,9 @@ class Store(abc.ABC):
         newest ones, and superseded ones only if there are too few others; the records of a visit are deleted with it.
         The start, the end, changes of owner and replies stay. So does the newest record of a node, by which visits are
         counted on, and all that the resume of a visit that stays needs: its fork with all branches, the state around
-        its sub-graph. The row counts the deleted records (`verify` needs that), and takes a new epoch, so that a verb
-        that has read deleted records begins anew; the time of the last activity stays.
+        its sub-graph, and the newest record of all. The record after deleted ones names them (`verify` needs that), so a
+        store that lacks its key passes the run over. The row takes a new epoch, so that a verb that has read deleted
+        records begins anew; the time of the last activity stays.
 
         Each run has a write of its own, all or nothing, so that other writers get their turn in between. With `dry_run`
         nothing is changed. `OptionError` without `older_than` and `keep_last`, and for values that make no sense.
@@ -895,8 +896,8 @@ class Store(abc.ABC):
     def verify(self, run_id: str) -> VerifyReport:
         """Check every digest, seal, number and gap of a run without a change. Raises `RunNotFoundError`.
 
-        Saves from outside are checked against the saved bytes, whatever these are. As many numbers may be missing as
-        the row counts as pruned and the records of deletions report.
+        Saves from outside are checked against the saved bytes, whatever these are. Numbers may be missing only before a
+        record that names them as deleted.
         """
 
     @abc.abstractmethod

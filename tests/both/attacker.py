@@ -26,6 +26,7 @@ _UPDATE = """
 UPDATE {records} SET kind = {0}, node_id = {0}, visit = {0}, size = {0}, header = {0}, payload = {0}, packing = {0}
 WHERE sequence = {0} AND run = (SELECT id FROM {runs} WHERE run_id = {0})
 """
+_DELETE = "DELETE FROM {records} WHERE sequence = {0} AND run = (SELECT id FROM {runs} WHERE run_id = {0})"
 
 
 class Attacker:
@@ -50,6 +51,24 @@ class Attacker:
             self._change_file(run_id, sequence, change)
         else:
             self._change_row(run_id, sequence, change(self.kept(store, run_id, sequence)))
+
+    def remove(self, store: Any, run_id: str, sequence: int) -> None:
+        """Take a record away, as if it had never been there."""
+        if self._kind == "memory":
+            run = store._runs[run_id]
+            run.records[:] = [record for record in run.records if record.sequence != sequence]
+            for records in run.by_node.values():
+                records[:] = [record for record in records if record.sequence != sequence]
+        elif self._kind == "file":
+            self._rewrite_file(run_id, sequence, lambda records: [r for r in records if r.sequence != sequence])
+        elif self._kind == "postgres":
+            with psycopg.connect(self._path) as connection:
+                delete = _DELETE.format("%s", records="milepost.records", runs="milepost.runs")
+                assert 1 == connection.execute(delete, (sequence, run_id)).rowcount  # type: ignore[call-overload]
+        else:
+            with closing(sqlite3.connect(self._path)) as connection, connection:
+                delete = _DELETE.format("?", records="records", runs="runs")
+                assert 1 == connection.execute(delete, (sequence, run_id)).rowcount
 
     def change_row(self, store: Any, run_id: str, change: Callable[[Row], Row]) -> Row:
         """Put `change(row)` in the place of the run's row; return the row that was there."""
@@ -115,15 +134,20 @@ class Attacker:
             assert 1 == connection.execute(_UPDATE.format("?", records="records", runs="runs"), values).rowcount
 
     def _change_file(self, run_id: str, sequence: int, change: Change) -> None:
+        def changed(records: list[Record]) -> list[Record]:
+            return [
+                change(record)._replace(sequence=sequence) if record.sequence == sequence else record
+                for record in records
+            ]
+
+        self._rewrite_file(run_id, sequence, changed)
+
+    def _rewrite_file(self, run_id: str, sequence: int, change: Callable[[list[Record]], list[Record]]) -> None:
         # The ids of these tests stand for themselves in the names of folders.
         for path in sorted(Path(self._path, run_id).glob("*/0*")):
             commit = load(str(path), run_id, int(path.name), "whole")
             records = [commit.record(at, placed) for at, placed in commit.places()]
             if sequence in {record.sequence for record in records}:
-                changed = [
-                    change(record)._replace(sequence=sequence) if record.sequence == sequence else record
-                    for record in records
-                ]
-                path.write_bytes(encode(commit.header, Lines(changed, list(commit.signals()))))
+                path.write_bytes(encode(commit.header, Lines(change(records), list(commit.signals()))))
                 return
         raise AssertionError(f"run {run_id!r} has no record {sequence}")

@@ -63,6 +63,7 @@ DEEDS: dict[str, Deed] = {
     "save": lambda store, tokens: store.save("outside", "b", b"2"),
     "save a new run": lambda store, tokens: store.save("saved", "b", b"2"),
     "delete": lambda store, tokens: store.delete("done", "a"),
+    "prune": lambda store, tokens: store.prune(keep_last=1),
     "delete_run": lambda store, tokens: store.delete_run("done"),
     "import": lambda store, tokens: store.import_run(store.export("mine"), run_id="copy"),
 }

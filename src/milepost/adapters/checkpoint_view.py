@@ -31,8 +31,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from msgspec.structs import replace
-
 from milepost.adapters.points import Marked, is_marked, marked_of, origin_of, point_of
 from milepost.drivers import AsyncDriver
 from milepost.errors import (
@@ -315,7 +313,8 @@ class FolderStore(LooksOutside, FileStore):
             moment = points[0].saved_at.timestamp()
             row = Row(run_id, flow, "interrupted", moment, moment, epoch=0, life=self.draw_life())
             tx.add_row(row)
-            sequence = 0
+            # Skipped numbers were never in this journal, nor was the start record of a flow that is known.
+            sequence = unused = 0
             for point in points:
                 # One number for each of its results: a replay turns them into records.
                 sequence = max(sequence + 1, len(point.step_results))
@@ -323,9 +322,9 @@ class FolderStore(LooksOutside, FileStore):
                 visit = tx.last_visit(run_id, point.checkpoint_id) + 1
                 record = saved_record(run_id, sequence, point.checkpoint_id, visit, data, moment)
                 row = intruded(row, sequence, moment)
-                tx.insert(run_id, (self._following(tx, row, record),))
-            # Skipped numbers were never in this journal, nor was the start record of a flow that is known.
-            tx.put_row(replace(row, pruned=sequence - len(points) + 1))
+                tx.insert(run_id, (self._following(tx, row, record, unused),))
+                unused = sequence + 1
+            tx.put_row(row)
 
         self._change("save", body)
 

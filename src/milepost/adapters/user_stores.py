@@ -559,13 +559,14 @@ class Adapted(LooksOutside):
             flow = "" if origin is None else origin[0]
             row = Row(run_id, flow, "interrupted", now, now, epoch, life=self._front.draw_life())
             tx.add_row(row)
-            sequence = 0
+            # Skipped numbers were never in this journal, nor was the start record of a run whose flow is known.
+            sequence, unused = 0, 0 if flow else 1
             for entry in entries:
                 sequence = max(sequence + 1, entry.sequence)
                 record = saved_record(run_id, sequence, entry.node_id, entry.visit, entry.data, now)
-                tx.insert(run_id, (self._front._following(tx, row, record),))
-            # Skipped numbers were never in this journal, nor was the start record of a run whose flow is known.
-            tx.put_row(replace(row, sequence=sequence, pruned=sequence - len(entries) + bool(flow)))
+                tx.insert(run_id, (self._front._following(tx, row, record, unused),))
+                unused = sequence + 1
+            tx.put_row(replace(row, sequence=sequence))
 
     def _origin(self, run_id: str) -> Origin:
         return self._front.origins.get(run_id, NO_ORIGIN)

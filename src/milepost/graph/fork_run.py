@@ -28,9 +28,8 @@ from milepost.executor.run import Run
 from milepost.graph.resume import check_live, newest_live
 from milepost.model.ranges import ranges_of
 from milepost.model.record import CHECKPOINT, ITEMS, OWNER, REPLY, ROUTE, START, Record
-from milepost.model.upkeep import VerifyReport
 from milepost.store import RunSnapshot, Signal, Store, check_id, check_run_id
-from milepost.stores.base.export import Prefix, lines_of_fork, unexplained_gaps
+from milepost.stores.base.export import Prefix, lines_of_fork, missing_in
 
 
 def fork(
@@ -186,12 +185,9 @@ def _prefix(store: Store, run_id: str, latest: RunSnapshot, sequence: int) -> Ro
     if any(record.kind == REPLY for record in records):
         signals = yield from ask(store, "signals", run_id)
     prefix = Prefix(latest.row, tuple(records), tuple(signals), all(proofs))
-    if unexplained_gaps(prefix):
-        # Only the store knows how many records it has pruned.
-        report: VerifyReport = yield from ask(store, "verify", run_id)
-        missing = [problem for problem in report.problems if "missing" in problem]
-        if missing:
-            raise CheckpointCorruptError(f"run {run_id!r} can't be forked: {'; '.join(missing)}", run_id=run_id)
+    missing = missing_in(prefix)
+    if missing:
+        raise CheckpointCorruptError(f"run {run_id!r} can't be forked: {'; '.join(missing)}", run_id=run_id)
     return prefix
 
 

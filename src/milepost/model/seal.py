@@ -16,6 +16,10 @@ the same id later or in another store has another one, so that neither can be gi
 `prev` is the link of the record before it in the journal, so that a journal is a chain and no record of it can be
 exchanged, left out or put elsewhere. The link of a record is its seal. A record that was written anew in another form
 keeps its first seal as `link`.
+
+`gap` stands in a record before which others were deleted: the number of the first of them, and the link of the record
+before that one, "" if there is none. `prev` is the link of the last of them. So the deletion is named by a record that
+stays, and the chain leads on across it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import hmac
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,7 +61,7 @@ from milepost.model.record import (
     step_head,
 )
 
-DIGESTS = ("digest", "stored", "base", "link", "life", "prev")
+DIGESTS = ("digest", "stored", "base", "link", "life", "prev", "gap")
 """The fields with which a store proves a record's payload and its place in the journal; see above."""
 KEYED = "hmac-sha256:"
 """The beginning of a seal that was made with a key; the key's id follows."""
@@ -84,6 +88,10 @@ _AS_ENCODED = frozenset({"", UNPACKED})
 _PACKED = frozenset({ZSTD, DIFFERENCE})
 _KEY_ID = r"[A-Za-z0-9._-]{1,64}"
 _LINK = re.compile(r"[A-Za-z0-9._:-]+")
+_BEFORE_LINK = re.compile(rb'(?:,"gap":\[(\d{1,19}),"([A-Za-z0-9._:-]*)"\])?(,"life":"[^"]*")?\Z')
+"""The end of a header before its `prev`: its gap, if it has one, and its life."""
+_LONGEST = 512
+"""Number of bytes in which the two stand."""
 
 
 def check_keys(
@@ -234,6 +242,39 @@ def prev_of(header: bytes | None) -> str | None:
     """Return the link of the record before, from a header that is not encrypted; None if it has none."""
     _, is_there, rest = (header or b"").rpartition(_BEFORE_PREV)
     return rest.partition(b'"')[0].decode("utf-8", "replace") if is_there else None
+
+
+class Gap(NamedTuple):
+    """The numbers before a record that a deletion took away."""
+
+    first: int
+    """The first of them. The last one is the number before the record."""
+    link: str = ""
+    """The link of the record before the first of them; "" if there is none, or if those numbers were never used."""
+
+
+def gap_of(header: bytes | None) -> Gap | None:
+    """Return the gap before a record, from a header that is not encrypted; None if it names none."""
+    if header is None or b',"gap":[' not in header:  # as nearly all
+        return None
+    match, _ = _before_link(header)
+    return Gap(int(match[1]), match[2].decode()) if match[1] else None
+
+
+def with_gap(record: Record, gap: Gap) -> Record:
+    """Return a record whose header, which has no seal yet, names the gap before it, and no other one."""
+    header = record.header or b""
+    match, end = _before_link(header)
+    named = b',"gap":[%d,"%s"]' % (gap.first, gap.link.encode())
+    return record._replace(header=b"".join((header[: match.start()], named, match[3] or b"", header[end:])))
+
+
+def _before_link(header: bytes) -> tuple[re.Match[bytes], int]:
+    end = header.rfind(_BEFORE_PREV)
+    end = len(header) if end < 0 else end
+    match = _BEFORE_LINK.search(header[:end], max(0, end - _LONGEST))
+    assert match is not None  # all of it may be empty
+    return match, end
 
 
 def has_keyed_seal(header: bytes | None) -> bool:

@@ -2,7 +2,8 @@
 decrypts them and restores whole states.
 
 Entries, which have no payload, and counts pass unchanged: they reveal nothing that is hidden. Before a record is
-deleted that later states build on, the next record that builds on it is rewritten.
+deleted that later states build on, the next record that builds on it is rewritten. So is the next record that stays, which
+names the deleted ones.
 """
 
 from __future__ import annotations
@@ -15,15 +16,28 @@ from typing import Unpack
 
 from milepost.errors import CheckpointIntegrityError, DeserializeStateError
 from milepost.model.ranges import Ranges
-from milepost.model.record import DIFFERENCE, ENCRYPTED, MISPLACED, OWNER, STRIPPED, UNLINKED, UNPACKED, Record
+from milepost.model.record import (
+    DIFFERENCE,
+    ENCRYPTED,
+    MISPLACED,
+    OWNER,
+    REFUSED,
+    STRIPPED,
+    UNLINKED,
+    UNPACKED,
+    Record,
+)
 from milepost.model.seal import (
     KEYED,
+    Gap,
     Seals,
+    gap_of,
     has_keyed_seal,
     is_of_life,
     link_of,
     prev_of,
     with_digests,
+    with_gap,
     without_digests,
     without_seal,
 )
@@ -229,7 +243,11 @@ class DecodingTransaction(Transaction):
                 if self._passes_over_the_one_before(run_id, record):
                     if at and self._is_whole(run_id, opened[at - 1]):
                         opened[at - 1] = opened[at - 1]._replace(packing=UNLINKED)
-                elif not self._follows(run_id, record):
+                elif not self._follows(run_id, record, before, prev_of(record.header)):
+                    opened[at] = record._replace(packing=UNLINKED)
+            elif record.sequence > before + 1 >= 0 and (gap := gap_of(record.header)) is not None:
+                is_next = gap.first == before + 1 and gap.link not in {"", link}
+                if is_next and not self._follows(run_id, record, before, gap.link):
                     opened[at] = record._replace(packing=UNLINKED)
             before, link = record.sequence, link_of(stored[at].header)
         if opened:
@@ -254,12 +272,12 @@ class DecodingTransaction(Transaction):
             elif finds_stripped and _follows_a_seal(record) and not has_keyed_seal(stored[at].header):
                 opened[at] = record._replace(packing=STRIPPED)
 
-    def _follows(self, run_id: str, record: Record) -> bool:
-        """Return whether a record covers the one that is before it now, or one of the two is damaged, which is told as
-        such.
+    def _follows(self, run_id: str, record: Record, before: int, link: str | None) -> bool:
+        """Return whether `link`, of a record's header, is that of the record with the number `before` now, or one of the two
+        is damaged, which is told as such.
         """
-        for stored in self._tx.records(run_id, after=record.sequence - 2, before=record.sequence):
-            is_linked = prev_of(record.header) == link_of(stored.header)
+        for stored in self._tx.records(run_id, after=before - 1, before=before + 1):
+            is_linked = link == link_of(stored.header)
             return is_linked or not all(self._is_whole(run_id, each) for each in (record, self._opened(run_id, stored)))
         return True
 
@@ -461,17 +479,23 @@ class DecodingTransaction(Transaction):
         return LinkedRecord(opened, record.header)
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
-        """Rewrite the records that stay and build on records in `unwanted`.
+        """Rewrite the records that stay and build on records in `unwanted`, and let those that follow them name the gap.
 
         Raise `CheckpointIntegrityError` if a record that stays can't be decrypted, because nobody could tell what it
         builds on, or proven for want of a key.
         """
         if not unwanted:
             return
-        newest, after = self._tx.newest(run_id), min(unwanted)
+        newest, after = self._tx.newest(run_id), min(unwanted) - 1
         moved: Base | None = None
+        gaps = _GapsToName(self.newest_stored(run_id, before=min(unwanted)))
         while after < newest:
-            for other in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
+            for stored in self._tx.records(run_id, after=after, before=after + 1 + _PAGE):
+                other = stored
+                known = self._proven_gap(run_id, other) if gaps.are_missing_before(other) else None
+                gap = gaps.pass_over(other, known, is_unwanted=other.sequence in unwanted)
+                if gap is not None:
+                    other = self._name_gap(run_id, other, gap)
                 member = self._decrypted(run_id, other)
                 record = member.record
                 if record.size < SMALLEST or record.sequence in unwanted:
@@ -495,6 +519,29 @@ class DecodingTransaction(Transaction):
                 less, moved = lessened(again, nearest, seal, compressing=self._compressing)
                 self._tx.put_payload(run_id, less)
             after += _PAGE
+
+    def _proven_gap(self, run_id: str, stored: Record) -> Gap | None:
+        """Return the gap that a record names; None if it names none, or if its header is not proven."""
+        record = self._decrypted(run_id, stored).record
+        gap = gap_of(record.header)
+        return gap if gap is not None and self._seals.has_sound_header(run_id, record) else None
+
+    def _name_gap(self, run_id: str, stored: Record, gap: Gap) -> Record:
+        """Rewrite a record that stays, so that it names the gap before it. Return it as it is stored then.
+
+        A damaged one is left as it is: nothing proves the gap before it any more, which `verify` reports.
+        """
+        self._seals.check_key(run_id, stored)
+        record, link = self._decrypted(run_id, stored).record, link_of(stored.header)
+        if record.packing in REFUSED or record.packing == ENCRYPTED or not self._seals.has_sound_header(run_id, record):
+            return stored
+        again, is_verified = with_gap(without_seal(record, link), gap), self._seals.check_seal(run_id, record)
+        if stored.packing == ENCRYPTED and self._keeper is not None:
+            again = self._keeper.keep(run_id, again, is_verified=is_verified)
+        else:
+            again = again._replace(header=self._seals.seal_again(again.header or b"", is_verified=is_verified))
+        self._tx.put_payload(run_id, again)
+        return again
 
     @staticmethod
     def _every(read: Callable[..., builtins.list[Record]], run_id: str) -> Iterator[Record]:
@@ -530,3 +577,41 @@ class DecodingTransaction(Transaction):
 def _follows_a_seal(record: Record) -> bool:
     """Return whether the record before this one had a seal of a key."""
     return (prev_of(record.header) or "").startswith(KEYED)
+
+
+class _GapsToName:
+    """The gaps that a deletion leaves, found by passing over the records around it, as they are stored, in order.
+
+    A number that is missing without a deletion that says so stays so: it is no part of a gap that a record names.
+    """
+
+    def __init__(self, before: Record | None) -> None:
+        self._place = -1 if before is None else before.sequence
+        """The number of the record that was passed over last."""
+        self._first = self._place + 1
+        """The first number of the gap that ends there; the number after it, if that record stays."""
+        self._end = (self._place, "" if before is None else link_of(before.header))
+        """The number and the link of the last record that stays."""
+        self._is_new = False
+        """True if a record that goes now is in the gap."""
+
+    def are_missing_before(self, stored: Record) -> bool:
+        """Return whether there are no records with the numbers between the last one and this one."""
+        return stored.sequence > self._place + 1
+
+    def pass_over(self, stored: Record, known: Gap | None, *, is_unwanted: bool) -> Gap | None:
+        """Pass over the next record, which names the gap `known`. Return the one that it has to name instead."""
+        sequence = stored.sequence
+        if self.are_missing_before(stored):
+            explained = sequence if known is None else known.first
+            if explained > self._place + 1:
+                self._first = explained
+        self._place = sequence
+        if is_unwanted:
+            self._is_new = True
+            return None
+        number, link = self._end
+        gap = Gap(self._first, link if number == self._first - 1 else "")
+        is_new = self._is_new and gap.first < sequence
+        self._first, self._end, self._is_new = sequence + 1, (sequence, link_of(stored.header)), False
+        return gap if is_new else None

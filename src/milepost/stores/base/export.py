@@ -40,7 +40,7 @@ from milepost.model.record import (
     make_record,
     parse_time,
 )
-from milepost.model.seal import DIGESTS, KEYED, PLAIN, Seals, prev_of
+from milepost.model.seal import DIGESTS, KEYED, PLAIN, Gap, Seals, gap_of, prev_of
 from milepost.store import (
     MAX_REASON_BYTES,
     MOST,
@@ -56,40 +56,32 @@ from milepost.store import (
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import saved_record
 
-# -- Search for numbers that are missing in a journal and that no recorded deletion explains -------
+# -- Search for numbers that are missing in a journal without a deletion that says so ---------------
 
 
 class Gaps:
-    """A counter of a journal's records, which it is shown in order. `has_start`: the journal begins with a start record."""
+    """A check of a journal's numbers. It is shown the records in order. `has_start`: the journal begins with a start record."""
 
     def __init__(self, *, has_start: bool) -> None:
         self.next = 0 if has_start else 1
         """The number that should come next: one more than the number that was shown last."""
         self._missing: list[tuple[int, int]] = []
-        self._removed = 0
 
-    def pass_over(self, sequence: int) -> None:
-        """Note that a record with this number exists. Numbers must ascend."""
-        if sequence > self.next:
-            self._missing.append((self.next, sequence - 1))
+    def pass_over(self, sequence: int, gap: Gap | None) -> None:
+        """Note that a record with this number exists, and the gap that it names. Numbers must ascend."""
+        first = sequence if gap is None else gap.first
+        if first > self.next:
+            self._missing.append((self.next, min(first, sequence) - 1))
         self.next = sequence + 1
 
-    def note_deletion(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Add the number of deleted records that a record reports."""
-        removed = fields.get("removed") if kind == OWNER and fields.get("verb") == "delete" else None
-        self._removed += removed if isinstance(removed, int) else 0
-
-    def problems(self, *, pruned: int, newest: int, status: str) -> list[str]:
-        """Return one sentence for each problem. `pruned` records were removed; the run had
-        `newest` when it became `status`."""
-        problems = []
-        if sum(last - first + 1 for first, last in self._missing) > pruned + self._removed:
-            problems += [
-                f"record {first} is missing, without a deletion that says so"
-                if first == last
-                else f"records {first} to {last} are missing, without a deletion that says so"
-                for first, last in self._missing
-            ]
+    def problems(self, *, newest: int, status: str) -> list[str]:
+        """Return one sentence for each problem. The run had `newest` when it became `status`."""
+        problems = [
+            f"record {first} is missing, without a deletion that says so"
+            if first == last
+            else f"records {first} to {last} are missing, without a deletion that says so"
+            for first, last in self._missing
+        ]
         if self.next <= newest:
             problems.append(
                 f"the journal ends at record {self.next - 1}, but the run had record {newest} when it became {status}"
@@ -118,8 +110,8 @@ class Copy(NamedTuple):
     signals: tuple[Signal, ...]
     is_verified: bool
     """False if the store has a signing key, and took lines that no key proves."""
-    prevs: Mapping[int, str]
-    """The links of the missing records before those that follow a gap, by the numbers of the latter."""
+    gaps: Mapping[int, tuple[Gap, str]]
+    """The gaps in the journal and the link at the end of each, by the number of the record that follows it."""
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
@@ -172,6 +164,8 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
     data: str
     seal: str = ""
     prev: str = ""
+    gap: Count | None = None
+    """The first number of the gap before the record."""
 
 
 class _Sent(msgspec.Struct, forbid_unknown_fields=True):
@@ -217,6 +211,8 @@ def lines_of(
 
 
 def _saved(run_id: str, record: Record, data: bytes) -> dict[str, Any]:
+    gap = gap_of(record.header)
+    fields = {} if gap is None else {"gap": gap.first}
     return {
         "run_id": run_id,
         "node_id": record.node_id,
@@ -225,6 +221,7 @@ def _saved(run_id: str, record: Record, data: bytes) -> dict[str, Any]:
         "timestamp": record.header_fields().get("timestamp"),
         "seal": _seal_of(run_id, record),
         "prev": prev_of(record.header or b"") or "",
+        **fields,
         "data": base64.b64encode(data).decode(),
     }
 
@@ -326,7 +323,7 @@ class _Reader:
         self._run: _Run | None = None
         self._gaps = Gaps(has_start=True)
         self._records: list[Record] = []
-        self._prevs: dict[int, str] = {}
+        self._gaps_of: dict[int, tuple[Gap, str]] = {}
         self._signals: list[Signal] = []
 
     def read(self, line: bytes) -> None:
@@ -353,7 +350,7 @@ class _Reader:
         run = self._run
         if run is None:
             raise CheckpointCorruptError("there is no line in it: give what an export wrote")
-        problems = self._gaps.problems(pruned=run.pruned, newest=run.sequence, status=run.status)
+        problems = self._gaps.problems(newest=run.sequence, status=run.status)
         if len(self._signals) != run.signals:
             problems.append(f"the run was sent {run.signals} signals, and there are {len(self._signals)}")
         if problems:
@@ -363,7 +360,7 @@ class _Reader:
             tuple(self._records),
             tuple(self._signals),
             is_verified,
-            self._prevs,
+            self._gaps_of,
         )
 
     def _take_run(self, members: Mapping[str, msgspec.Raw]) -> None:
@@ -401,7 +398,8 @@ class _Reader:
                 expected=saved.seal,
                 found=seal,
             )
-        self._take_record(run, saved.run_id, record, saved.prev)
+        gap = None if saved.gap is None else Gap(saved.gap)
+        self._take_record(run, saved.run_id, record, gap, saved.prev)
 
     def _take_envelope(self, run: _Run, line: bytes, members: Mapping[str, msgspec.Raw]) -> None:
         fields, state = read_envelope(line)
@@ -416,7 +414,7 @@ class _Reader:
             record = self._saved(run, sequence, node_id, visit, line, moment)
             if kind != CHECKPOINT:
                 raise CheckpointCorruptError(f"it is a {kind} of a form that no journal of this library has")
-            self._take_record(run, fields.get("run_id"), record, "")
+            self._take_record(run, fields.get("run_id"), record, None, "")
             return
         payload, packing = (state, "") if "state" in members else (None, "")
         if fields.get("compressed") is True:
@@ -452,9 +450,9 @@ class _Reader:
             texts.pop(name, None)
         if self._run_id is not None:
             texts["run_id"] = _encode(self._run_id)
+        gap = _as(members["gap"], Gap) if "gap" in members else None
         prev = str(fields.get("prev") or "")
-        self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), prev)
-        self._gaps.note_deletion(record.kind, fields)
+        self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), gap, prev)
 
     def _check_seal(self, header: bytes, seal: str) -> None:
         """Raise if a seal that was made with a known key does not fit. Seals without a key were checked earlier."""
@@ -468,7 +466,7 @@ class _Reader:
     def _saved(self, run: _Run, sequence: int, node_id: str, visit: int, data: bytes, moment: float) -> Record:
         return saved_record(self._run_id or run.run_id, sequence, node_id, visit, data, moment)
 
-    def _take_record(self, run: _Run, run_id: str | None, record: Record, prev: str) -> None:
+    def _take_record(self, run: _Run, run_id: str | None, record: Record, gap: Gap | None, prev: str) -> None:
         if run_id != run.run_id:
             raise CheckpointCorruptError(f"it is of run {run_id!r}, not of {run.run_id!r}")
         if record.node_id or record.kind == CHECKPOINT:
@@ -477,9 +475,9 @@ class _Reader:
             raise CheckpointCorruptError(f"it has number {record.sequence} and visit {record.visit}: no run gets there")
         if self._records and record.sequence < self._gaps.next:
             raise CheckpointCorruptError(f"record {record.sequence} follows record {self._gaps.next - 1}")
-        if record.sequence > self._gaps.next:
-            self._prevs[record.sequence] = prev
-        self._gaps.pass_over(record.sequence)
+        if gap is not None and record.sequence > self._gaps.next:
+            self._gaps_of[record.sequence] = gap._replace(first=self._gaps.next), prev
+        self._gaps.pass_over(record.sequence, gap)
         self._records.append(record)
 
 
@@ -551,17 +549,12 @@ class Prefix(NamedTuple):
         return self.records[-1].sequence
 
 
-def unexplained_gaps(prefix: Prefix) -> int:
-    """Count the numbers that are missing among the records, less the deletions that are recorded among them."""
+def missing_in(prefix: Prefix) -> list[str]:
+    """Return one sentence for each gap among the records that no deletion explains."""
     gaps = Gaps(has_start=bool(prefix.row.flow))
-    missing = removed = 0
     for record in prefix.records:
-        missing += record.sequence - gaps.next
-        gaps.pass_over(record.sequence)
-        fields = record.fields() if record.kind == OWNER else {}
-        if fields.get("verb") == "delete" and isinstance(fields.get("removed"), int):
-            removed += fields["removed"]
-    return max(0, missing - removed)
+        gaps.pass_over(record.sequence, gap_of(record.header))
+    return gaps.problems(newest=prefix.sequence, status="")
 
 
 def lines_of_fork(
@@ -605,7 +598,6 @@ def lines_of_fork(
         tags={**origin.tags, FORKED_FROM: f"{origin.run_id}#{prefix.sequence}"},
         live=ranges_of(prefix.records),
         sequence=records[-1].sequence,
-        pruned=unexplained_gaps(prefix),
     )
     return joined(lines_of(row, records, signals, Record.envelope), export_seals, is_verified=prefix.is_verified)
 

@@ -43,7 +43,7 @@ from milepost.model.record import (
     new_record,
     packed,
 )
-from milepost.model.seal import digests_of, link_of
+from milepost.model.seal import Gap, digests_of, link_of, with_gap
 from milepost.store import (
     MOST,
     Append,
@@ -466,9 +466,15 @@ class OwnerStore(WorkerStore):
             record = record._replace(header=b'%s,"passed":[%s]' % (record.header or b"", text.encode()))
         return self._sealed(row.run_id, row.life, record, "", link)
 
-    def _following(self, tx: Transaction, row: Row, record: Record) -> Record:
-        """Return the record, which is the next one of its run, as the backend stores it."""
-        return self._sealed(row.run_id, row.life, record, "", tx.link(row.run_id, tx.newest(row.run_id)))
+    def _following(self, tx: Transaction, row: Row, record: Record, unused: int | None = None) -> Record:
+        """Return the record, which is the next one of its run, as the backend stores it.
+
+        `unused` is the first of the numbers before it, if there are such, that were never used.
+        """
+        link = tx.link(row.run_id, tx.newest(row.run_id))
+        if unused is not None and unused < record.sequence:
+            record = with_gap(record, Gap(unused, link))
+        return self._sealed(row.run_id, row.life, record, "", link)
 
     def _note_kept(self, token: Token, records: Sequence[Record]) -> None:
         if self._bases is not None:
@@ -484,8 +490,8 @@ class OwnerStore(WorkerStore):
         if row is None or outcome != "written":
             return Verdict(outcome, None if row is None else row.cancel)
         if records:
-            row = self._take_out_surplus(tx, row, records)
             tx.insert(token.run_id, records)
+            row = self._take_out_surplus(tx, row, records)
             newest = records[-1].sequence
         if release is not None or tags is not None:
             now = self.clock.time()

@@ -531,7 +531,9 @@ class Pruning(OwnerStore):
             after = page[-1].sequence if page else after
         traces += map(trace_of, coming)
         traces.sort()
-        return surplus(traces, row.live, keep_last)
+        # The newest record stays, since the one after a deletion names what went.
+        newest = traces[-1].sequence
+        return [number for number in surplus(traces, row.live, keep_last) if number < newest]
 
     def _take_out(
         self, row: Row, request: PruneRequest, newest: int, numbers: builtins.list[int], tx: Transaction

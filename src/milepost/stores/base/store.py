@@ -29,7 +29,8 @@ from milepost.errors import (
 )
 from milepost.model.ids import is_gone
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import ENCRYPTED, REFUSED, Record, format_time, make_record
+from milepost.model.record import ENCRYPTED, OWNER, REFUSED, Record, format_time, make_record
+from milepost.model.seal import gap_of, with_gap
 from milepost.store import (
     ENDED,
     MAX_REASON_BYTES,
@@ -104,14 +105,14 @@ class Keeping(Pruning):
         before = self._row_to_verify(run_id, problems)
         gaps = Gaps(has_start=before is None or bool(before.flow))
         for record in self._all(run_id, problems):
-            gaps.pass_over(record.sequence)
             try:
                 self.seals.check(run_id, record)
-                fields, state = record.fields(), record.state()
+                state = record.state()
             except DeserializeStateError as exc:
                 problems.append(str(exc))
+                gaps.pass_over(record.sequence, None)
                 continue
-            gaps.note_deletion(record.kind, fields)
+            gaps.pass_over(record.sequence, gap_of(record.header))
             if len(state or b"") != record.size:
                 problems.append(f"record {record.sequence} had {record.size} bytes and has {len(state or b'')} now")
         try:
@@ -122,11 +123,8 @@ class Keeping(Pruning):
                 problems.append(f"the run was sent {counted} signals, and there are {there}")
         except (DamagedRow, DeserializeStateError) as exc:
             problems.append(str(exc))
-        # Records that were pruned while this read them are counted in the row as it is now.
-        row = before and self._row_to_verify(run_id, problems)
-        pruned = 0 if row is None else row.pruned
         newest, status = (-1, "") if before is None else (before.sequence, before.status)
-        problems += gaps.problems(pruned=pruned, newest=newest, status=status)
+        problems += gaps.problems(newest=newest, status=status)
         return VerifyReport(not problems, tuple(dict.fromkeys(problems)))
 
     def _row_to_verify(self, run_id: str, problems: builtins.list[str]) -> Row | None:
@@ -190,10 +188,13 @@ class Keeping(Pruning):
         life = self.draw_life()
 
         def sealed(record: Record, base: str, prev: str) -> Record:
-            # What no key vouches for names no record with a seal of a key either.
-            before_gap = copy.prevs.get(record.sequence) if copy.is_verified else None
+            if record.sequence in copy.gaps:
+                gap, link = copy.gaps[record.sequence]
+                record = with_gap(record, gap._replace(link=prev))
+                # What no key vouches for names no record with a seal of a key either.
+                prev = link if copy.is_verified and link else prev
             seal = functools.partial(self._sealed, copy.row.run_id, life, is_verified=copy.is_verified)
-            return seal(record, base, before_gap or prev)
+            return seal(record, base, prev)
 
         seal = Chaining(sealed, "")
         if self.keeps_differences:
@@ -353,8 +354,7 @@ class Runs(Keeping):
             point = tx.live_entry(run_id, row.live)
             first = _first_of_step(tx, row, node_id)
             used = [record.fields().get("signal") for record in tx.records(run_id, kinds=("reply",), node_id=node_id)]
-            link = tx.link(run_id, newest)
-            removed = tx.remove_node(run_id, node_id)
+            removed = sum(record.kind != OWNER for record in tx.records(run_id, node_id=node_id))
             fields = {"verb": "delete", "epoch": row.epoch + 1, "removed": removed}
             new = fence.intruded(row, newest + 1, now)
             if first is not None:
@@ -362,11 +362,12 @@ class Runs(Keeping):
                 fields["live"] = [list(span) for span in new.live]
                 fields["used"] = [number for number in used if number is not None]
             record = make_record(run_id, newest + 1, format_time(now), "owner", node_id, visit, fields=fields)
-            record = self._sealed(run_id, row.life, record, "", link)
+            record = self._following(tx, row, record)
             if first is None and row.status == "finished" and point is not None and point.record.node_id == node_id:
                 new = replace(new, status="interrupted", reason=f"its result, of node {node_id!r}, was deleted")
             tx.put_row(new)
             tx.insert(run_id, (record,))
+            tx.remove_node(run_id, node_id)  # at last, because each record that follows a deleted one names it
             return True
 
         if self._change("delete", body):

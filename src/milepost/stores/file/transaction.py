@@ -31,7 +31,7 @@ from milepost.stores.base.transaction import (
     matches,
 )
 from milepost.stores.file.catalogue import Listed
-from milepost.stores.file.commit import ONE_FILE
+from milepost.stores.file.commit import ONE_FILE, Lines
 from milepost.stores.file.fs import exists, lock, open_regular
 from milepost.stores.file.history import CHECKPOINTS, History, RecordLocation
 from milepost.stores.file.log import JOURNAL, Log, Sought, Tail
@@ -287,9 +287,13 @@ class FileTransaction(Transaction):
         self._run(run_id).records += records
 
     def put_payload(self, run_id: str, record: Record) -> None:
+        change, sequence = self._run(run_id), record.sequence
+        change.records[:] = [record if added.sequence == sequence else added for added in change.records]
         with self._standing(run_id):
-            for found in self._search(run_id, Sought(), after=record.sequence - 1, before=record.sequence + 1):
-                self._run(run_id).rewritten[record.sequence] = (found.number, record)
+            for found in self._search(run_id, Sought(), after=sequence - 1, before=sequence + 1):
+                _, former = change.rewritten.get(sequence, (0, None))
+                change.growth += Lines([record]).size - (Lines([former]).size if former else found.placed.length)
+                change.rewritten[sequence] = (found.number, record)
 
     def hold(self, run_id: str) -> None:
         change = self._run(run_id)

@@ -76,6 +76,8 @@ class Change:
     removal: Removal | None = None
     rewritten: dict[int, tuple[int, Record]] = field(default_factory=dict)
     """By sequence, records to store in another form that says the same, with the numbers of their commits."""
+    growth: int = 0
+    """The number of bytes by which these are longer than what they replace."""
     rewritten_signals: dict[int, tuple[int, Signal]] = field(default_factory=dict)
     """The same for signals, by number."""
     is_deletion: bool = False
@@ -266,7 +268,7 @@ def _following(head: Header | None, change: Change, lines: Lines) -> Header:
         removal=head.removal,
         due=None if change.is_deletion else head.due,
         count=head.count + count,
-        size=head.size + lines.size,
+        size=head.size + lines.size + change.growth,
         is_deleted=change.is_deletion,
     )
     removal = change.removal
