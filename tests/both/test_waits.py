@@ -277,6 +277,24 @@ def test_a_reason_of_more_than_2_kb_is_cut(engine, timed):
     assert "\u00e9" * 1024 == timed.get_run("r").info.reason
 
 
+def test_what_is_told_of_an_answer_that_was_refused_is_cut(engine, timed):
+    @dataclass
+    class Answer:
+        n: int
+
+    @workflow("asking")
+    def ask():
+        yield step("ask").wait_for("go", payload=Answer)
+
+    engine.start(ask, run_id="r")
+    engine.signal("r", "go", {"n": 1, "k" * 100_000: 2})
+    with pytest.raises(RunSuspended):
+        engine.resume(ask, "r")
+    (wait,) = timed.get_run("r").info.waiting_for
+    assert 2048 == len(wait.refused.text)
+    assert all(len(record.header) < 10_000 for record in timed.read("r"))
+
+
 @pytest.mark.parametrize("tags", [{"k" * 513: "v"}, {"k": "\u00e9" * 257}])
 def test_a_tag_of_more_than_512_bytes_is_refused(engine, tags):
     with pytest.raises(OptionError, match="is longer than 512 bytes"):

@@ -283,6 +283,20 @@ def test_an_import_takes_no_number_that_a_store_cannot_count_on_from(field: str)
         assert ["r"] == [info.run_id for info in store.list_runs()]
 
 
+def test_an_import_takes_no_text_that_would_make_every_list_slow() -> None:
+    with MemoryStore() as store:
+        begin(store, "r", status="ready")
+        first, *rest = store.export("r").split(b"\n")
+        long, moment = "x" * 3000, "2026-01-01T00:00:00.000000Z"
+        wait = {"wait_id": "w#1", "signal": "go", "prompt": "", "wake_at": None, "since": moment}
+        refused = {"text": long, "time": moment, "by": None}
+        waits = [{**wait, "wait_id": long}, {**wait, "signal": long}, {**wait, "refused": refused}]
+        for change in ({"flow": long}, {"missed": [long]}, *({"waiting": [changed]} for changed in waits)):
+            told = {"run": {**json.loads(first)["run"], **change}}
+            with pytest.raises(CheckpointCorruptError, match="has 3000 bytes: at most 2048 are taken"):
+                store.import_run(b"\n".join([json.dumps(told).encode(), *rest]), run_id="s")
+
+
 def test_an_import_takes_no_record_whose_number_leaves_no_room(tmp_path: Path) -> None:
     with MemoryStore() as store:
         begin(store, "r", status="ready")

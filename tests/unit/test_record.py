@@ -27,6 +27,7 @@ from milepost.model.record import (
     FAILURE,
     START,
     Record,
+    branch_path,
     compress,
     decompress,
     digest_of,
@@ -34,6 +35,7 @@ from milepost.model.record import (
     make_record,
     packed,
     parse_time,
+    segments_of,
 )
 from milepost.model.seal import Seals
 from milepost.testing.tables import for_each
@@ -356,3 +358,10 @@ def test_compressors_are_used_again_and_make_the_same_frames() -> None:
     assert 1 <= idle <= 5
     compress(b"x" * 100_000)
     assert idle == len(record_module._idle_compressors)
+
+
+def test_a_path_of_any_length_is_read_at_once() -> None:
+    path = branch_path(branch_path("", "a#1", 2, "b"), "g/#c", 3, "#4")
+    assert [("a#1", 2, "b", ""), ("g/#c", 3, "#4", "a#1#2/b")] == segments_of(path)
+    for text in ("a/" * 500_000, "a#1/b/" * 200_000, "#" * 1_000_000, "a#" + "9" * 1_000_000, "#1/" * 300_000):
+        assert [] == segments_of(text)

@@ -32,7 +32,7 @@ from milepost.executor.history_values import OpenWait, PendingRecord, refused_an
 from milepost.model.failure import contained, describe
 from milepost.model.failure import place as say_where
 from milepost.model.record import REPLY, WAIT, as_posix, format_time, parse_time
-from milepost.store import RunRow, Signal, flaw_of_prompt
+from milepost.store import RunRow, Signal, flaw_of_prompt, shortened
 
 if TYPE_CHECKING:
     from milepost.executor.run import Run
@@ -136,7 +136,7 @@ def wait(
         if reply is not None:
             yield from _answer(run, step_id, visit, fields, reply)
             return reply_of(work, reply), reply
-        fields["refused"] = flaw
+        fields["refused"] = shortened(flaw)  # it quotes the payload, and every list of runs reads it
         _, moment = yield from run.record((PendingRecord(REPLY, step_id, visit, fields),), is_fatal=True)
         refused = refused_answer({**fields, "timestamp": moment})
         mine = run.progress.open_waits[step_id] = mine._replace(wait=replace(mine.wait, refused=refused))

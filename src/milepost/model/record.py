@@ -40,7 +40,9 @@ from milepost.errors import (
 # one.
 
 
-_SEGMENT = r"/?(.+?)#(\d+)/([^/]*)"
+_SEGMENT = re.compile(r"#(\d{1,19})/([^/]*)")
+_LONGEST_PATH, _MOST_SEGMENTS = 64 * 1024, 256
+"""Number of characters and of segments beyond which a text is no path: no graph is nested so deep."""
 
 
 class Segment(NamedTuple):
@@ -60,7 +62,15 @@ def branch_path(outer: str, fork: str, visit: int, branch: str) -> str:
 
 def segments_of(path: str) -> list[Segment]:
     """Split a path into its segments, the outermost first; [] for a text that is no path."""
-    return [Segment(match[1], int(match[2]), match[3], path[: match.start()]) for match in re.finditer(_SEGMENT, path)]
+    segments: list[Segment] = []
+    begin = 0
+    while (match := _SEGMENT.search(path, begin + 1 + path.startswith("/", begin))) is not None:
+        if len(path) > _LONGEST_PATH or len(segments) == _MOST_SEGMENTS:
+            return []
+        fork = path[begin : match.start()].removeprefix("/")
+        segments.append(Segment(fork, int(match[1]), match[2], path[:begin]))
+        begin = match.end()
+    return segments
 
 
 # -- One entry of a journal, as the core makes it and as stores keep it ----------------------------

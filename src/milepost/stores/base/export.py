@@ -482,9 +482,14 @@ class _Reader:
 
 
 def _check_texts(run: _Run) -> None:
-    """Raise `CheckpointCorruptError` for a reason or a prompt that is larger than any store takes it."""
+    """Raise `CheckpointCorruptError` for a text in the row that is larger than any store takes it."""
     asked = "" if run.cancel is None else read_cancel(run.cancel)[0]
-    for what, text in (("reason", run.reason), ("reason of its cancel", asked)):
+    texts = [("flow", run.flow), ("reason", run.reason), ("reason of its cancel", asked)]
+    texts += [("name of a node", name) for name in run.missed]
+    for wait in run.waiting:
+        texts += [("id of a wait", wait.wait_id), ("name of a signal", wait.signal or "")]
+        texts += [] if wait.refused is None else [("reason of a refusal", wait.refused.text)]
+    for what, text in texts:
         if (size := len(text.encode())) > MAX_REASON_BYTES:
             raise CheckpointCorruptError(f"the {what} has {size} bytes: at most {MAX_REASON_BYTES} are taken")
     for wait in run.waiting:
