@@ -462,22 +462,31 @@ class Succession:
         is_new = not any(each.parts for each in self._lists)
         self._used.clear()
         try:
-            texts = encode_json(self._plan.dump(value, 0)).split(_MARK_OF_PARTS)
+            data = encode_json(self._plan.dump(value, 0))
         except (Refusal, UnicodeEncodeError, RecursionError):
             self.forget()
             return None
+        pieces, size = self._with_parts(data) if self._used else ([data], len(data))
         reused, written = sum(each.kept for each in self._lists), sum(each.written for each in self._lists)
-        pieces = texts[:1]
-        for each, text in zip(self._used, texts[1:], strict=True):
-            pieces += each.parts
-            pieces.append(text)
-        size = sum(map(len, texts)) + sum(each.size for each in self._used)
         if reused > written:
             self._pause = 0
         elif not is_new:
             self._pause = self._rest = min(2 * self._pause + 1, _LONGEST_REST)
             self.forget()
-        return Rope(pieces, size) if self._as_ropes and size >= _LARGE else b"".join(pieces)
+        return Rope(pieces, size) if self._as_ropes and len(pieces) > 1 and size >= _LARGE else b"".join(pieces)
+
+    def _with_parts(self, data: bytes) -> tuple[list[bytes], int]:
+        """Return the JSON of a value in pieces, with the parts of its lists in their places, and its size."""
+        pieces: list[bytes] = []
+        size, begin = len(data) - len(self._used), 0
+        for each in self._used:
+            end = data.find(_MARK_OF_PARTS, begin)  # much faster than `split` for a long text
+            pieces.append(data[begin:end])
+            pieces += each.parts
+            size += each.size
+            begin = end + 1
+        pieces.append(data[begin:])
+        return pieces, size
 
 
 _MARK_OF_PARTS = b"\0"
