@@ -94,7 +94,7 @@ def in_process(fn: Callable[..., Any], *arguments: Any) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
