@@ -1,24 +1,32 @@
 """The write-ahead log of a database, as a file that is open beside SQLite.
 
-SQLite has no locks on this file, so that closing a descriptor of it drops none.
+SQLite has no locks on this file, so that closing a descriptor of it drops none. Whoever opens it has a connection, and
+closes it before that one: SQLite deletes the log with the last connection of all processes.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
 _SALT = slice(16, 24)
 
 
+def open_log(place: str) -> int:
+    """Open the log of the database `place` to read it, and return the descriptor. Raise what SQLite raises if it can't."""
+    try:
+        return os.open(f"{place}-wal", os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as exc:
+        raise sqlite3.OperationalError(f"unable to open the log: {exc.strerror}") from exc
+
+
 class Log:
-    """The log of the database `place`. Open it while a connection is open, and close it before that one: SQLite deletes
-    the log with the last connection of all processes."""
+    """The log of the database `place`."""
 
     def __init__(self, place: str) -> None:
-        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-        self._descriptor = os.open(f"{place}-wal", flags)
+        self._descriptor = open_log(place)
 
     def close(self) -> None:
         os.close(self._descriptor)

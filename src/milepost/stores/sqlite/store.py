@@ -33,8 +33,9 @@ from milepost.stores.base.store import Runs
 from milepost.stores.base.workers import MemoryWorkerShelf, WorkerTables
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.live import LiveFile
-from milepost.stores.sqlite.log import Log
+from milepost.stores.sqlite.log import Log, open_log
 from milepost.stores.sqlite.transaction import SQLiteTransaction
+from milepost.stores.sqlite.write_queue import WriteQueue
 
 _logger = logging.getLogger("milepost")
 
@@ -140,6 +141,7 @@ class SQLiteStore(Runs):
         """Size and time of the file that is read as if nobody wrote to it; None: it is read as others are."""
         self._checkpointer: sqlite3.Connection | None = None
         self._log: Log | None = None
+        self._queue: WriteQueue | None = None
         self._until_look = _LOOK_BYTES
         """The approximate number of bytes that this process puts into the log before it looks how long that is."""
 
@@ -217,8 +219,10 @@ class SQLiteStore(Runs):
             sqlite_schema.prepare(writer, self.place, self._take_over)
             if not self._is_memory:
                 self._log = Log(self.place)
+                self._queue = WriteQueue(open_log(self.place))
                 self._until_look = 0  # processes that write little each would never look
         except BaseException:
+            self._close_log()
             writer.close()
             raise
         # `patiently` waits for the lock instead.
@@ -259,13 +263,17 @@ class SQLiteStore(Runs):
 
     def _close_connections(self) -> None:
         """Close all connections. The caller holds both locks."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        self._close_log()
         for connection in (self._reader, self._checkpointer, self._writer):
             if connection is not None:
                 connection.close()
         self._reader = self._checkpointer = self._writer = self._inserter = None
+
+    def _close_log(self) -> None:
+        for file in (self._log, self._queue):
+            if file is not None:
+                file.close()
+        self._log = self._queue = None
 
     def _before_fork(self) -> None:
         self._group.lock.acquire()
@@ -281,8 +289,9 @@ class SQLiteStore(Runs):
         if is_child:
             # After a fork without notice there are connections. The child must neither use nor close them.
             _inherited.extend(c for c in (self._writer, self._reader, self._checkpointer) if c is not None)
-            if self._log is not None:
+            if self._log is not None and self._queue is not None:
                 self._log.close()
+                self._queue.close_in_child()
             self._reset()
             self._is_closed |= self._is_memory
             return
@@ -315,7 +324,7 @@ class SQLiteStore(Runs):
                 writer = self._open()
                 self._count_steps(writer)
                 before = writer.total_changes
-                with _immediate(writer):
+                with self._immediate(writer):
                     yield SQLiteTransaction(writer)
                 # A run that is deleted or imported whole changes about as many pages as it has.
                 self._until_look -= (writer.total_changes - before) * _PAGE_BYTES
@@ -343,6 +352,29 @@ class SQLiteStore(Runs):
             if self._is_memory:
                 self._group.wake_first()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until it is this process's turn to write."""
+        try:
+            if self._queue is not None:
+                self._queue.enter()
+            yield
+        finally:
+            if self._queue is not None:
+                self._queue.leave()
+
+    @contextmanager
+    def _immediate(self, writer: sqlite3.Connection) -> Iterator[None]:
+        """Open a write transaction, which is undone if its block raises."""
+        with self._turn():
+            try:
+                sqlite_schema.patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
+                yield
+                writer.execute("COMMIT")
+            except BaseException:
+                _roll_back(writer)
+                raise
+
     def _note_written(self, writer: sqlite3.Connection, appends: Sequence[Append] = ()) -> None:
         """Count what was written, and now and then look whether the log is long."""
         self._until_look -= _PAGE_BYTES
@@ -368,7 +400,7 @@ class SQLiteStore(Runs):
                 self._checkpointer = self._connect()
             # No write may begin during a checkpoint: SQLite before 3.51.3 can lose it when the log starts anew.
             # Source: https://www.sqlite.org/wal.html, on the WAL-reset bug
-            with _immediate(writer):
+            with self._immediate(writer):
                 self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as exc:
             _logger.warning("the log of %s could not be moved into the database: %s", self.place, exc)
@@ -404,24 +436,28 @@ class SQLiteStore(Runs):
     def _commit_together(self, appends: Sequence[Append], verdicts: builtins.list[Verdict]) -> None:
         """Write `appends` in one commit. Add their verdicts to `verdicts` if and only if the commit took place."""
         writer = self._open()
-        try:
-            _begin(writer)
-            tx = self._guard(SQLiteTransaction(writer))
-            verdicts += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
-            writer.execute("COMMIT")
-        except BaseException as exc:
-            if writer.in_transaction or isinstance(exc, Exception):
-                verdicts.clear()
-                _roll_back(writer)
-            raise
+        with self._turn():
+            try:
+                sqlite_schema.patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
+                tx = self._guard(SQLiteTransaction(writer))
+                verdicts += [_WRITTEN if self._append_fast(a) else self._append(tx, a) for a in appends]
+                writer.execute("COMMIT")
+            except BaseException as exc:
+                if writer.in_transaction or isinstance(exc, Exception):
+                    verdicts.clear()
+                    _roll_back(writer)
+                raise
         self._note_written(writer, appends)
 
     def _commit(self, appends: builtins.list[Append]) -> builtins.list[Verdict]:
         """Write `appends` in one commit, without those of others. The caller holds the lock."""
         writer = self._open()
-        if len(appends) == 1 and self._append_fast(appends[0]):
-            self._note_written(writer, appends)
-            return [_WRITTEN]
+        if len(appends) == 1:
+            with self._turn():
+                is_written = self._append_fast(appends[0])
+            if is_written:
+                self._note_written(writer, appends)
+                return [_WRITTEN]
         verdicts: builtins.list[Verdict] = []
         self._commit_together(appends, verdicts)
         return verdicts
@@ -448,8 +484,15 @@ class SQLiteStore(Runs):
                 return False
             is_large = record[4] >= SMALLEST
             kept = self._kept(token, records)[0]
-            if not self._insert_current(token, kept):
-                return False
+            queue = self._queue
+            try:
+                if queue is not None:
+                    queue.enter()
+                if not self._insert_current(token, kept):
+                    return False
+            finally:
+                if queue is not None:
+                    queue.leave()
             self._until_look -= 4 * _PAGE_BYTES
             if is_large:
                 self._note_kept(token, records)
@@ -549,23 +592,6 @@ class SQLiteStore(Runs):
             return datetime.fromtimestamp(float(timestamp), UTC).timestamp()
         except (TypeError, ValueError, OverflowError, OSError):
             return self.clock.time()
-
-
-def _begin(connection: sqlite3.Connection) -> None:
-    """Begin a write transaction, once no other process has one open."""
-    sqlite_schema.patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
-
-
-@contextmanager
-def _immediate(connection: sqlite3.Connection) -> Iterator[None]:
-    """Open a write transaction, which is undone if its block raises."""
-    try:
-        _begin(connection)
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        _roll_back(connection)
-        raise
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
