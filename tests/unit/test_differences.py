@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
 from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, compress, is_compressed, make_record, packed
-from milepost.model.seal import Seals, with_digests
+from milepost.model.seal import Seals, link_of, with_digests
 from milepost.rope import Rope
 from milepost.store import Token
 from milepost.stores.base.deltas import (
@@ -59,21 +59,21 @@ def sealed(given: Record, base: str = "") -> Record:
 
 
 def linked(stored: Record) -> LinkedRecord:
-    return LinkedRecord(stored, stored.header)
+    return stored, stored.header
 
 
 def based(given: Record, since: int, kept: int, length: int) -> Base:
-    return Base(given, linked(sealed(given)).link, since, kept, length, True)
+    return Base(given, link_of(sealed(given).header), since, kept, length, True)
 
 
 def whole(kept: Mapping[int, Record], sequence: int) -> Base | None:
     def base_of(said: Difference) -> LinkedRecord | None:
         return linked(kept[said.base]) if said.base in kept else None
 
-    last = linked(kept[sequence])
-    if last.record.packing != DIFFERENCE:
-        return Base(last.record, last.link, sequence, last.record.size, 0)
-    return whole_of("r", last, base_of, {}, SEALS)
+    last = kept[sequence]
+    if last.packing != DIFFERENCE:
+        return Base(last, link_of(last.header), sequence, last.size, 0)
+    return whole_of("r", linked(last), base_of, {}, SEALS)
 
 
 def encoded(value: object) -> bytes:
@@ -234,7 +234,7 @@ def lost(changes: dict[str, object]) -> Record:
             del kept[value]
         elif name == "said":
             hostile = record(2, states[2])._replace(payload=value, packing=DIFFERENCE)
-            kept[2] = sealed(hostile, linked(kept[1]).link)
+            kept[2] = sealed(hostile, link_of(kept[1].header))
             assert whole(kept, 2) is None
         else:
             kept[0] = kept[0]._replace(**{name: value})
@@ -329,7 +329,7 @@ def test_many_edits_move_a_large_state_once():
     payload = json.dumps({"base": 1, "since": 1, "edits": edits}).encode()
     for size, is_whole in ((len(old) + 4096, True), (len(old), False)):
         hostile = record(2, b"")._replace(size=size, payload=payload, packing=DIFFERENCE)
-        restored = whole({1: sealed(base), 2: sealed(hostile, linked(sealed(base)).link)}, 2)
+        restored = whole({1: sealed(base), 2: sealed(hostile, link_of(sealed(base).header))}, 2)
         assert (restored is not None) is is_whole
         assert restored is None or b"a\0" * 4096 + old[4096:] == restored.record.payload
 
@@ -364,7 +364,7 @@ def test_few_edits_and_many_are_applied_alike():
         new = applied(old, edits)
         payload = json.dumps({"base": 0, "since": 0, "edits": edits}).encode()
         less = record(1, new)._replace(payload=payload, packing=DIFFERENCE)
-        restored = whole({0: sealed(base), 1: sealed(less, linked(sealed(base)).link)}, 1)
+        restored = whole({0: sealed(base), 1: sealed(less, link_of(sealed(base).header))}, 1)
         assert restored is not None
         assert restored.record.payload == new
 

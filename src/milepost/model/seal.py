@@ -212,8 +212,7 @@ def link_of(header: bytes | None) -> str:
 
 def has_link(header: bytes | None, link: str) -> bool:
     """Return whether `link` names the record with this header, as it is stored."""
-    is_seal = (header or b"").endswith(b'%s%s"' % (_BEFORE_SEAL, link.encode()))
-    return is_seal or link_of(header) == link
+    return (header or b"").endswith(f',"seal":"{link}"'.encode()) or link_of(header) == link
 
 
 def _link_in(header: bytes) -> str:
@@ -381,7 +380,8 @@ class Seals:
         Returns whether it was proven, and the link of the record that it builds on.
         """
         sequence, kind, node_id, visit, _, header, payload, _ = record
-        head = difference_head(header or b"")
+        header = header or b""
+        head = difference_head(header)
         if (
             head is not None
             and head.sequence == sequence
@@ -390,7 +390,7 @@ class Seals:
             and head.run_id == run_id
             and head.kind == kind
             and head.stored == digest_of(payload or b"")
-            and self._is_sealed(header or b"")
+            and self._is_sealed(header)
         ):
             return True, head.base
         is_verified, fields = self._checked_header(run_id, record)

@@ -436,7 +436,7 @@ class DecodingTransaction(Transaction):
             if opened.size >= SMALLEST and is_base(opened):
                 self._note(run_id, Base(opened, link_of(record.header), opened.sequence, opened.size, 0))
             return opened
-        base = self._whole(run_id, LinkedRecord(opened, record.header))
+        base = self._whole(run_id, (opened, record.header))
         if base is None and self._tx.reread(run_id):
             # The base may have been deleted since this record was read. This record was rewritten before that.
             for again in self._tx.records(run_id, after=record.sequence - 1, before=record.sequence + 1):
@@ -460,7 +460,7 @@ class DecodingTransaction(Transaction):
         def base_of(said: Difference) -> LinkedRecord | None:
             """Return a record of the chain. Read the records before it that are likely to be needed next along with it."""
             nonlocal page
-            if (run_id, said.base) in self._lost:
+            if self._lost and (run_id, said.base) in self._lost:
                 return None
             if said.base not in page:
                 is_near = not page or min(page) - said.base <= _NEAR
@@ -469,14 +469,16 @@ class DecodingTransaction(Transaction):
                 records = self._tx.records(run_id, after=first - 1, before=said.base + 1)
                 page = {record.sequence: record for record in records}
             record = page.get(said.base)
-            return None if record is None else self._decrypted(run_id, record)
+            if record is None:
+                return None
+            return (record if self._keeper is None else self._decrypted(run_id, record)), record.header
 
         return whole_of(run_id, last, base_of, known, self._seals)
 
-    def _decrypted(self, run_id: str, record: Record) -> LinkedRecord:
+    def _decrypted(self, run_id: str, record: Record) -> Record:
+        """Return the record as it was before its encryption, if it is encrypted."""
         is_plain = self._keeper is None or record.packing != ENCRYPTED
-        opened = record if is_plain or self._keeper is None else self._keeper.opened(run_id, record)
-        return LinkedRecord(opened, record.header)
+        return record if is_plain or self._keeper is None else self._keeper.opened(run_id, record)
 
     def _part_from(self, run_id: str, unwanted: frozenset[int]) -> None:
         """Rewrite the records that stay and build on records in `unwanted`, and let those that follow them name the gap.
@@ -496,8 +498,7 @@ class DecodingTransaction(Transaction):
                 gap = gaps.pass_over(other, known, is_unwanted=other.sequence in unwanted)
                 if gap is not None:
                     other = self._name_gap(run_id, other, gap)
-                member = self._decrypted(run_id, other)
-                record = member.record
+                record = self._decrypted(run_id, other)
                 if record.size < SMALLEST or record.sequence in unwanted:
                     continue
                 if record.packing == ENCRYPTED:
@@ -506,7 +507,7 @@ class DecodingTransaction(Transaction):
                 if said is None or said.base not in unwanted:
                     continue
                 self._seals.check_key(run_id, record)
-                whole = self._whole(run_id, member)
+                whole = self._whole(run_id, (record, other.header))
                 if whole is None:  # damaged: its base may go all the same
                     continue
                 self._note(run_id, whole)
@@ -522,7 +523,7 @@ class DecodingTransaction(Transaction):
 
     def _proven_gap(self, run_id: str, stored: Record) -> Gap | None:
         """Return the gap that a record names; None if it names none, or if its header is not proven."""
-        record = self._decrypted(run_id, stored).record
+        record = self._decrypted(run_id, stored)
         gap = gap_of(record.header)
         return gap if gap is not None and self._seals.has_sound_header(run_id, record) else None
 
@@ -532,7 +533,7 @@ class DecodingTransaction(Transaction):
         A damaged one is left as it is: nothing proves the gap before it any more, which `verify` reports.
         """
         self._seals.check_key(run_id, stored)
-        record, link = self._decrypted(run_id, stored).record, link_of(stored.header)
+        record, link = self._decrypted(run_id, stored), link_of(stored.header)
         if record.packing in REFUSED or record.packing == ENCRYPTED or not self._seals.has_sound_header(run_id, record):
             return stored
         again, is_verified = with_gap(without_seal(record, link), gap), self._seals.check_seal(run_id, record)
@@ -558,8 +559,8 @@ class DecodingTransaction(Transaction):
         for record in self._every(self.records, run_id):
             self._seals.check(run_id, record)
         for stored in self._every(self._tx.records, run_id):
-            member = self._decrypted(run_id, stored)
-            self._tx.put_payload(run_id, self._keeper.keep(run_id, without_seal(member.record, member.link)))
+            record = without_seal(self._decrypted(run_id, stored), link_of(stored.header))
+            self._tx.put_payload(run_id, self._keeper.keep(run_id, record))
         life = self._tx.life(run_id) or ""
         kept = [self._keeper.keep_signal(run_id, life, signal) for signal in self.signals(run_id)]
         if kept:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -269,20 +268,13 @@ def read_difference(record: Record) -> Difference | None:
         fields = _decode(unpacked(payload, _MOST_UNPACKED) if is_compressed(payload) else payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DeserializeStateError):
         return None
-    is_sound = 0 <= fields.since <= fields.base < record.sequence and len(fields.edits) <= _MOST_READ
-    return fields if is_sound else None
+    if 0 <= fields.since <= fields.base < record.sequence and len(fields.edits) <= _MOST_READ:
+        return fields
+    return None
 
 
-class LinkedRecord(NamedTuple):
-    """One stored record of a chain, decrypted, and the header with which it is stored."""
-
-    record: Record
-    stored: bytes | None
-
-    @property
-    def link(self) -> str:
-        """The text by which records that build on it name it; see `milepost.model.seal`."""
-        return link_of(self.stored)
+LinkedRecord = tuple[Record, bytes | None]
+"""One stored record of a chain, decrypted, and the header with which it is stored, which has the record's link."""
 
 
 def whole_of(
@@ -298,27 +290,30 @@ def whole_of(
     sequences to records that are whole already; one of them may be part of the chain. All records of the chain are
     proven, and that each builds on the one before it, before anything is applied.
     """
-    chain: list[tuple[LinkedRecord, Difference]] = []
+    chain: list[tuple[int, list[tuple[int, int, str]]]] = []
     member: LinkedRecord | None = last
     nearest: Base | None = None
-    claimed = ""
+    claimed, kept = "", 0
     is_verified = True
     try:
         while nearest is None:
-            if member is None or (chain and not has_link(member.stored, claimed)):
+            if member is None:
                 return None
-            record = member.record
+            record, stored = member
+            if chain and not has_link(stored, claimed):
+                return None
             if record.packing != DIFFERENCE:
                 if not is_base(record):
                     return None
-                nearest = Base(record, member.link, record.sequence, record.size, 0)
+                nearest = Base(record, link_of(stored), record.sequence, record.size, 0)
                 break
             is_proven, claimed = seals.check_difference(run_id, record)
             is_verified = is_verified and is_proven
             difference = read_difference(record)
             if difference is None:
                 return None
-            chain.append((member, difference))
+            chain.append((record.size, difference.edits))
+            kept += len(record.payload or b"") + len(record.header or b"") + _BESIDE
             nearest = known.get(difference.base)
             member = None if nearest is not None else base_of(difference)
         if nearest.link != claimed:
@@ -327,14 +322,14 @@ def whole_of(
         state = bytearray(nearest.record.state() or b"")
     except DeserializeStateError:
         return None
-    size = nearest.kept
-    for (record, _), difference in reversed(chain):
-        if not _edit(state, difference.edits, record.size):
+    for size, edits in reversed(chain):
+        if not _edit(state, edits, size):
             return None
-        size += len(record.payload or b"") + len(record.header or b"") + _BESIDE
     is_verified = is_verified and nearest.is_verified is True
-    whole = seals.restored(last.record, bytes(state), is_verified=is_verified)
-    return Base(whole, last.link, nearest.since, size, nearest.length + len(chain), is_verified)
+    record, stored = last
+    whole = seals.restored(record, bytes(state), is_verified=is_verified)
+    link, kept = link_of(stored), nearest.kept + kept
+    return Base(whole, link, nearest.since, kept, nearest.length + len(chain), is_verified)
 
 
 def _edit(state: bytearray, edits: Sequence[tuple[int, int, str]], size: int) -> bool:

@@ -549,7 +549,6 @@ class _RowColumns(msgspec.Struct, array_like=True):
 
 
 _ENTRY_SHAPE = (int, str, str, int, int, bytes, str)
-_RECORD_SHAPES = frozenset((*_ENTRY_SHAPE, payload) for payload in (bytes, type(None)))
 
 
 def record_values(record: Record) -> tuple[Any, ...]:
@@ -653,10 +652,19 @@ def _damaged(values: Sequence[Any]) -> Record:
 
 def record_of(values: Sequence[Any]) -> Record:
     """Build a record from its columns."""
-    if (*map(type, values),) not in _RECORD_SHAPES:
-        return _damaged(values)
     sequence, kind, node_id, visit, size, header, packing, payload = values
-    return new_record((sequence, kind, node_id, visit, size, header.removesuffix(b"}"), payload, packing))
+    if (
+        type(sequence) is int
+        and type(kind) is str
+        and type(node_id) is str
+        and type(visit) is int
+        and type(size) is int
+        and type(header) is bytes
+        and type(packing) is str
+        and (payload is None or type(payload) is bytes)
+    ):
+        return new_record((sequence, kind, node_id, visit, size, header.removesuffix(b"}"), payload, packing))
+    return _damaged(values)
 
 
 def entry_of(values: Sequence[Any]) -> RecordEntry:
