@@ -144,6 +144,7 @@ def growth(setting: Setting) -> Iterator[Figure]:
         )
     for kilobytes, length in ((32, 60), (180, 180)):
         yield _reading(setting, kilobytes, min(length, setting.size.nodes))
+    yield _reading_after(setting, 32, 10 * setting.size.nodes)
 
 
 def _reading(setting: Setting, kilobytes: int, length: int) -> Figure:
@@ -162,6 +163,39 @@ def _reading(setting: Setting, kilobytes: int, length: int) -> Figure:
     return compare(
         f"reading {length} differences of a state of {kilobytes} KB, for each", found, measure="beyond", unit="us",
         scale=_MICRO, place=place, limit="twice", limit_is="twice the state whole", aim=at_most(5),
+    )  # fmt: skip
+
+
+def _reading_after(setting: Setting, kilobytes: int, visits: int) -> Figure:
+    """What reading the newest state costs after many visits that changed a little, as the mean over further visits.
+
+    They are as many as a chain of such differences has, so that each of its lengths counts.
+    """
+    further = 64
+    states = enumerate(_changing(kilobytes * 1024, visits + (setting.size.rounds + 1) * further), 1)
+    place = [*setting.places][-1]
+    with setting.folder(place) as folder, SQLiteStore(folder / "runs.db") as store:
+        token = _begin(store)
+
+        def visit(times: int) -> None:
+            records = tuple(_checkpoint(_RUN, *next(states)) for _ in range(times))
+            store.append((Append(token, records),))
+
+        for _ in range(visits // further):
+            visit(further)
+        visit(visits % further)
+
+        def read() -> float:
+            taken = 0.0
+            for _ in range(further):
+                visit(1)
+                taken += busy_seconds(store.latest, _RUN, times=3)
+            return taken / further
+
+        found = interleave(setting.size.rounds, {"ours": read})
+    return compare(
+        f"reading the newest state of {kilobytes} KB after {visits} visits", found, measure="ours", unit="ms",
+        scale=_MILLI, place=place, aim=at_most(2),
     )  # fmt: skip
 
 
