@@ -584,15 +584,45 @@ def test_a_plain_text_in_an_encrypted_row_is_refused_as_such(verbs, medium, atta
         store.get_run("r1")
 
 
+@pytest.mark.every_store
 @one_way
-def test_a_row_without_a_seal_is_taken_where_that_is_asked_for(verbs, medium, attacker):
-    store = medium.open(**SIGNED)
+@pytest.mark.parametrize("is_sealed_later", [False, True])
+def test_no_row_and_no_signal_without_a_seal_is_taken_for_a_run_that_has_seals(
+    verbs, medium, attacker, is_sealed_later
+):
+    """Not even where that is asked for, on behalf of the runs from before there was a key."""
+    store = medium.open(**({} if is_sealed_later else SIGNED))
     suspended(verbs, waiting_graph(), store)
-    attacker.change_row(store, "r1", lambda row: replace(row, seal=""))
-    with pytest.raises(StoreError, match="was written without a key: pass allow_unsealed=True"):
-        store.get_run("r1")
     lenient = reopened(medium, store, SIGNED, allow_unsealed=True)
     assert ["pay 0?"] == [wait.prompt for wait in lenient.get_run("r1").info.waiting_for]
+    if is_sealed_later:
+        lenient.seal_run("r1")
+    attacker.send(lenient, "r1", Signal(1, "ok", b"true", None, None, 1.0))
+    with pytest.raises(CheckpointIntegrityError, match="no seal of a key"):
+        lenient.signals("r1")
+    attacker.change_row(lenient, "r1", lambda row: replace(row, seal=""))
+    with pytest.raises(StoreError, match="no seal of a key"):
+        lenient.get_run("r1")
+    (listed,) = lenient.list_runs()
+    assert ("blocked", ()) == (listed.status, listed.waiting_for)
+    assert not lenient.verify("r1").ok
+
+
+@pytest.mark.every_store
+@one_way
+def test_no_record_loses_its_seal_once_its_run_was_sealed(verbs, medium, attacker, line, log):
+    graph, plain = line(Count, "abcd"), medium.open()
+    stopped(verbs, graph, plain)
+    newest = plain.get_run("r1").info.sequence
+    kept = attacker.kept(plain, "r1", newest)
+    lenient = reopened(medium, plain, SIGNED, allow_unsealed=True)
+    lenient.seal_run("r1")
+    attacker.change(lenient, "r1", newest, lambda _: kept)
+    assert not lenient.verify("r1").ok
+    log.clear()
+    with pytest.raises(CheckpointIntegrityError, match="no seal of a key"):
+        verbs.resume(graph, lenient, "r1")
+    assert [] == log
 
 
 @one_way

@@ -123,7 +123,7 @@ _UNREADABLE = {
     UNENCRYPTED: "should be encrypted and is not: open the store with the keys that it was written with",
     UNLINKED: "does not follow the record before it: one of the two was exchanged",
     MISPLACED: "belongs to another run, which had this id before or has it in another store",
-    STRIPPED: "has no seal of a key, although the record before it has one",
+    STRIPPED: "has no seal of a key, although other records of the run have one",
 }
 """The packings of which no state can be read, and what is told instead."""
 REFUSED = frozenset({UNENCRYPTED, UNLINKED, MISPLACED, STRIPPED})

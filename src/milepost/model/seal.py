@@ -161,7 +161,7 @@ UNFOLLOWED = Flaw(
 ELSEWHERE = Flaw(
     "belongs to another run, which had this id before or has it in another store", "a record of this run", "another"
 )
-SEAL_IS_GONE = Flaw("has no seal of a key, although the record before it has one", "a seal with a key")
+SEAL_IS_GONE = Flaw("has no seal of a key, although other records of the run have one", "a seal with a key")
 PLAIN = Flaw("was written without encryption", "encryption", act="pass allow_plain=True if that is meant")
 
 

@@ -127,7 +127,8 @@ class DecodingTransaction(Transaction):
             return row
         if newest is None:
             newest = self._tx.newest(row.run_id) if row.seal else 0
-        return self._keeper.proven_row(row, newest)
+        must_be_sealed = not row.seal.startswith(KEYED) and self._has_seals(row.run_id)
+        return self._keeper.proven_row(row, newest, must_be_sealed=must_be_sealed)
 
     def add_row(self, row: Row) -> None:
         self._tx.add_row(row if self._keeper is None else self._keeper.seal_row(row))
@@ -265,12 +266,34 @@ class DecodingTransaction(Transaction):
         if not opened:
             return
         life = self._tx.life(run_id)
-        finds_stripped = self._seals.is_keyed and self._seals.accepts_unsealed
         for at, record in enumerate(opened):
             if life is not None and not is_of_life(record, life):
                 opened[at] = record._replace(packing=MISPLACED)
-            elif finds_stripped and _follows_a_seal(record) and not has_keyed_seal(stored[at].header):
+            elif (
+                self._finds_stripped and not has_keyed_seal(stored[at].header) and self._follows_a_seal(run_id, record)
+            ):
                 opened[at] = record._replace(packing=STRIPPED)
+
+    @property
+    def _finds_stripped(self) -> bool:
+        return self._seals.is_keyed and self._seals.accepts_unsealed
+
+    def _follows_a_seal(self, run_id: str, record: Record) -> bool:
+        """Return whether the record before this one has a seal of a key, or had one when this one was written."""
+        if (prev_of(record.header) or "").startswith(KEYED):
+            return True
+        before = self.newest_stored(run_id, before=record.sequence)
+        return before is not None and has_keyed_seal(before.header)
+
+    def _has_seals(self, run_id: str, *, from_its_start: bool = False) -> bool:
+        """Return whether a store that accepts what has no seal of a key must not accept it for this run: its first record
+        has such a seal, or its newest one."""
+        if not self._finds_stripped:
+            return False
+        ends = self._tx.records(run_id, limit=1)
+        if not from_its_start:
+            ends += self._tx.records(run_id, newest=True, limit=1)
+        return any(has_keyed_seal(record.header) for record in ends)
 
     def _follows(self, run_id: str, record: Record, before: int, link: str | None) -> bool:
         """Return whether `link`, of a record's header, is that of the record with the number `before` now, or one of the two
@@ -376,7 +399,10 @@ class DecodingTransaction(Transaction):
         if self._keeper is None or not signals:
             return signals
         life = self._tx.life(run_id) or ""
-        return [self._keeper.opened_signal(run_id, life, signal) for signal in signals]
+        # Signals from before there was a key stay without a seal when the run goes on with one.
+        must_be_sealed = self._has_seals(run_id, from_its_start=True)
+        opened = self._keeper.opened_signal
+        return [opened(run_id, life, signal, must_be_sealed=must_be_sealed) for signal in signals]
 
     def has_signal(self, run_id: str, signal_id: str) -> bool:
         return self._tx.has_signal(run_id, signal_id)
@@ -556,13 +582,14 @@ class DecodingTransaction(Transaction):
         """Seal and encrypt all records and signals of a run with the store's first keys, if all can be proven or accepted."""
         assert self._keeper is not None
         self._tx.hold(run_id)
+        signals = self.signals(run_id)
         for record in self._every(self.records, run_id):
             self._seals.check(run_id, record)
         for stored in self._every(self._tx.records, run_id):
             record = without_seal(self._decrypted(run_id, stored), link_of(stored.header))
             self._tx.put_payload(run_id, self._keeper.keep(run_id, record))
         life = self._tx.life(run_id) or ""
-        kept = [self._keeper.keep_signal(run_id, life, signal) for signal in self.signals(run_id)]
+        kept = [self._keeper.keep_signal(run_id, life, signal) for signal in signals]
         if kept:
             self._tx.put_signals(run_id, kept)
 
@@ -573,11 +600,6 @@ class DecodingTransaction(Transaction):
             return self._keeper.keep(run_id, record, is_verified=is_verified)
         assert record.header is not None
         return record._replace(header=self._seals.seal_again(record.header, is_verified=is_verified))
-
-
-def _follows_a_seal(record: Record) -> bool:
-    """Return whether the record before this one had a seal of a key."""
-    return (prev_of(record.header) or "").startswith(KEYED)
 
 
 class _GapsToName:

@@ -34,7 +34,18 @@ from milepost.model.record import (
     digest_of,
     new_record,
 )
-from milepost.model.seal import ENCRYPTION_KEY, KEYED, PLAIN, UNSEALED, Code, Flaw, Seals, changed, check_keys
+from milepost.model.seal import (
+    ENCRYPTION_KEY,
+    KEYED,
+    PLAIN,
+    SEAL_IS_GONE,
+    UNSEALED,
+    Code,
+    Flaw,
+    Seals,
+    changed,
+    check_keys,
+)
 from milepost.store import Signal
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import UnprovenRow
@@ -251,10 +262,12 @@ class RecordCipher:
         seal = self._seals.seal_of(b"%s %s %s" % (form, place, content))
         return signal._replace(payload=b"%s%s %s %s" % (_MARK, seal, form, content), by=None)
 
-    def opened_signal(self, run_id: str, life: str, signal: Signal) -> Signal:
+    def opened_signal(self, run_id: str, life: str, signal: Signal, *, must_be_sealed: bool = False) -> Signal:
         """Return the signal that `keep_signal` was given. Raise `CheckpointIntegrityError` for
-        another: no run may act on it."""
+        another: no run may act on it. `must_be_sealed`: one without a seal of a key is not accepted either."""
         payload, place = signal.payload or b"", _place_of_signal(run_id, life, signal)
+        if must_be_sealed and not payload.startswith(_MARK + KEYED.encode()):
+            raise _refusal(run_id, signal, SEAL_IS_GONE)
         if not payload.startswith(_MARK):
             if not self._seals.accepts_unsealed:
                 raise _refusal(run_id, signal, UNSEALED)
@@ -320,12 +333,14 @@ class RecordCipher:
             seal = self._lock(row.run_id, "seal", digest_of(content))
         return msgspec.structs.replace(row, seal=seal)
 
-    def proven_row(self, row: Row, newest: int) -> Row:
+    def proven_row(self, row: Row, newest: int, *, must_be_sealed: bool = False) -> Row:
         """Return the row that `seal_row` was given, for a journal whose newest record is `newest`.
 
-        Raise `UnprovenRow` for any other: nothing of it may be shown.
+        Raise `UnprovenRow` for any other: nothing of it may be shown. `must_be_sealed`: one without a seal of a key is not
+        accepted either.
         """
-        flaw = self._flaw_of_row(row)
+        is_stripped = must_be_sealed and not row.seal.startswith(KEYED)
+        flaw = SEAL_IS_GONE if is_stripped else self._flaw_of_row(row)
         if flaw is None and row.seal and not row.owner and row.sequence < newest:
             flaw = changed(f"the row after record {newest}", f"an older one, after record {row.sequence}")
         if flaw is not None:
