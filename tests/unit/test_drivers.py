@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 
 from milepost import END, Context, Graph, MemoryStore, NodeError, SQLiteStore
-from milepost.drivers import SyncDriver
+from milepost.drivers import SyncDriver, awaiting
+from milepost.drivers.awaiting import lane_of
 from milepost.drivers.heartbeat import Heartbeat, heartbeat
 from milepost.drivers.threads import Threads
-from milepost.errors import NodeTimeoutError, StoreClosedError
-from milepost.executor.effects import Write
+from milepost.errors import NodeTimeoutError, StoreClosedError, StoreError
+from milepost.executor.effects import Ask, Write
 from milepost.executor.start import start
 from milepost.graph.run import NodeRun
 from milepost.model.ids import SYSTEM, new_nonce
@@ -206,3 +208,92 @@ def test_an_error_of_a_nested_run_is_an_error_of_the_outer_node():
         one_node(outer).run({}, store=MemoryStore(), run_id="outer")
     assert ("outer", "a") == (caught.value.run_id, caught.value.node_id)
     assert "inner" == caught.value.__cause__.run_id  # type: ignore[union-attr]
+
+
+class Held(MemoryStore):
+    """Keeps the thread of its queue until it is let go."""
+
+    is_blocking = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_let_go = threading.Event()
+
+    def hold(self) -> None:
+        self.is_let_go.wait(10)
+
+    def tell(self, word: str) -> str:
+        return word
+
+
+def test_a_task_that_ends_its_loop_keeps_no_answer_of_the_store_from_another():
+    store, loop = Held(), asyncio.new_event_loop()
+    lane = lane_of(store)
+    heard: list[asyncio.Future[Any]] = []
+
+    async def leave() -> None:
+        await lane.submit(Ask(store, "tell", "leave"))
+        raise SystemExit(3)
+
+    async def hear() -> Any:
+        return await lane.submit(Ask(store, "tell", "stay"))
+
+    async def work() -> None:
+        lane.submit(Ask(store, "hold"))
+        leaving, staying = asyncio.ensure_future(leave()), asyncio.ensure_future(hear())
+        heard.append(staying)
+        await asyncio.sleep(0)
+        store.is_let_go.set()  # both answers come in one round
+        await asyncio.wait([leaving, staying])
+
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(work())
+    loop.run_until_complete(asyncio.wait(heard, timeout=5))
+    assert ["stay"] == [task.result() for task in heard if task.done()]
+    loop.close()
+
+
+def test_a_task_gives_up_what_others_wait_for_at_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(awaiting, "PROMPT", 0)
+    store = Held()
+    lane = lane_of(store)
+
+    async def hear() -> Any:
+        return await lane.submit(Ask(store, "hold"))
+
+    async def work() -> None:
+        hearing = asyncio.ensure_future(hear())
+        try:
+            while not hearing.done():
+                await asyncio.sleep(0.01)
+                lane.give_up({hearing})
+        finally:
+            store.is_let_go.set()
+        with pytest.raises(StoreError, match="did not answer in time"):
+            await hearing
+
+    asyncio.run(asyncio.wait_for(work(), 5))
+
+
+def test_a_cancelled_task_waits_for_the_answer_of_the_store():
+    store = Held()
+    told: list[bool] = []
+
+    async def hear() -> None:
+        try:
+            await lane_of(store).submit(Ask(store, "hold"))
+        finally:
+            told.append(store.is_let_go.is_set())
+
+    async def work() -> None:
+        hearing = asyncio.ensure_future(hear())
+        await asyncio.sleep(0)
+        hearing.cancel()
+        await asyncio.sleep(0.05)
+        assert not hearing.done()
+        store.is_let_go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await hearing
+
+    asyncio.run(asyncio.wait_for(work(), 5))
+    assert [True] == told

@@ -9,8 +9,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Sequence
+from contextlib import nullcontext, suppress
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 from milepost.drivers.base import GLANCE, INSTANT, MAX_THREADS, Driver, StreamClosed, held_of, invoke, is_awake, watched
@@ -60,18 +61,55 @@ PROMPT = 1.0
 """Seconds within which a store answers those who can't wait for it."""
 
 
-class Answer(asyncio.Future[Any]):
+class Answer:
     """The future answer of a store. A task that is cancelled meanwhile waits for it all the same, and is cancelled then.
 
-    So a write that has begun has ended before anybody hears of the cancel. `asyncio.shield` would need three futures
-    for it.
+    So a write that has begun has ended before anybody hears of the cancel. The task that awaits it goes on within the
+    wake-up that brings the answer. An `asyncio.Future` would have it go on in the loop's next turn.
     """
 
+    __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_go_on", "_loop", "_value", "is_done", "task")
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
+        self._asyncio_future_blocking = False
+        self._loop = loop
+        self._go_on: Callable[[Answer], object] | None = None
+        self._context: Context | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
         self.task = asyncio.current_task(loop)
+        self.is_done = False
+
+    def __await__(self) -> Generator[Answer, None, Any]:
+        if not self.is_done:
+            self._asyncio_future_blocking = True
+            yield self
+        return self.result()
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """Give its answer to the task that waits, in its loop, and let it go on."""
+        self._value, self._error, self.is_done = value, error, True
+        if self._go_on is not None and self._context is not None:
+            self._context.run(self._go_on, self)
+
+    # What a task asks of the future that it waits for.
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the task."""
+        return self._loop
+
+    def add_done_callback(self, go_on: Callable[[Answer], object], *, context: Context) -> None:
+        """Keep what lets the task go on."""
+        self._go_on, self._context = go_on, context
+
+    def result(self) -> Any:
+        """Return the value, or raise the error."""
+        if self._error is not None:
+            raise self._error
+        return self._value
 
     def cancel(self, msg: Any | None = None) -> bool:
+        """Refuse the cancel: the task is cancelled when it goes on."""
         return False
 
 
@@ -114,9 +152,14 @@ class StoreQueue:
         if since is None or time.monotonic() < since + PROMPT:
             return
         for answer in [*self._open]:
-            if answer.task in tasks and not answer.done():
-                self._open.discard(answer)
-                answer.set_exception(StoreError("the store did not answer in time: look at the way to it", op="wait"))
+            if answer.task in tasks and not answer.is_done:
+                failed: Settled = (
+                    answer,
+                    None,
+                    StoreError("the store did not answer in time: look at the way to it", op="wait"),
+                )
+                # In a turn of its own: the caller is a task, inside which no other can go on.
+                answer.get_loop().call_soon(self._settle, [failed])
 
     def _run(self) -> None:
         while True:
@@ -130,37 +173,26 @@ class StoreQueue:
                 continue
             while not self._waiting.empty():
                 requests.append(self._waiting.get())
-            self._perform([request for request in requests if not request[2].done()])
+            self._perform([request for request in requests if not request[2].is_done])
             self._busy_since = None
             del requests
 
     def _perform(self, requests: list[Request]) -> None:
-        writes = [request for request in requests if type(request[0]) is Write]
         answers: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
-        batches = _batches(writes)
-        for together in batches:
-            store = together[0][0].store  # type: ignore[attr-defined]
+        batches = _batches(requests)
+        for batch in batches:
             self._busy_since = time.monotonic()
             try:
-                verdicts: list[Any] = store.append([write.append for write, _, _ in together])  # type: ignore[attr-defined]
+                values = _carry_out([effect for effect, _, _ in batch])
             except BaseException as exc:
-                if len(together) > 1 and isinstance(exc, StoreError) and exc.is_of_one_run:
-                    batches += [[write] for write in together]  # nothing was written: only the bad one fails alone
+                if len(batch) > 1 and isinstance(exc, StoreError) and exc.is_of_one_run:
+                    batches += [[request] for request in batch]  # nothing was written: only the bad one fails alone
                     continue
-                for _, loop, future in together:
-                    answers.setdefault(loop, []).append((future, None, exc))
+                for _, loop, answer in batch:
+                    answers.setdefault(loop, []).append((answer, None, exc))
             else:
-                for (_, loop, future), verdict in zip(together, verdicts, strict=True):
-                    answers.setdefault(loop, []).append((future, verdict, None))
-        for effect, loop, future in requests:
-            if type(effect) is Ask:
-                self._busy_since = time.monotonic()
-                try:
-                    value = getattr(effect.store, effect.method)(*effect.args, **effect.kwargs)
-                except BaseException as exc:
-                    answers.setdefault(loop, []).append((future, None, exc))
-                else:
-                    answers.setdefault(loop, []).append((future, value, None))
+                for (_, loop, answer), value in zip(batch, values, strict=True):
+                    answers.setdefault(loop, []).append((answer, value, None))
         for loop, settled in answers.items():
             try:
                 loop.call_soon_threadsafe(self._settle, settled)
@@ -169,25 +201,43 @@ class StoreQueue:
                 self._open.difference_update(answer for answer, _, _ in settled)
 
     def _settle(self, answers: list[Settled]) -> None:
-        for answer, value, error in answers:
+        for number, (answer, value, error) in enumerate(answers, 1):
             self._open.discard(answer)
-            if answer.done():  # given up
+            if answer.is_done:  # given up
                 continue
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(value)
+            try:
+                answer.settle(value, error)
+            except BaseException:
+                # It comes out of the task, and ends the loop. The others go on if that runs again.
+                answer.get_loop().call_soon(self._settle, answers[number:])
+                raise
 
 
-def _batches(writes: list[Request]) -> list[list[Request]]:
-    """Return batches: one of all appends that may share a commit, and one for each append with statements."""
-    if not writes:
-        return []
-    alone = [write for write in writes if write[0].append.statements]  # type: ignore[attr-defined]
-    if not alone:
-        return [writes]
-    shared = [write for write in writes if not write[0].append.statements]  # type: ignore[attr-defined]
-    return [*([shared] if shared else []), *([write] for write in alone)]
+def _batches(requests: list[Request]) -> list[list[Request]]:
+    """Return batches: one of all appends that may share a commit, and one for each other request."""
+    if len(requests) == 1:
+        return [requests]
+    shared, alone = [], []
+    for request in requests:
+        effect = request[0]
+        if type(effect) is Write and not effect.append.statements:
+            shared.append(request)
+        else:
+            alone.append([request])
+    return [shared, *alone] if shared else alone
+
+
+def _carry_out(effects: list[Effect]) -> Sequence[Any]:
+    """Call the store for effects that share a call, and return the answer of each."""
+    effect = effects[0]
+    if isinstance(effect, Ask):
+        return (getattr(effect.store, effect.method)(*effect.args, **effect.kwargs),)
+    assert isinstance(effect, Write)
+    return effect.store.append([write.append for write in effects])  # type: ignore[attr-defined]
+
+
+async def _carried_out_here(effect: Ask | Write) -> Any:
+    return _carry_out([effect])[0]
 
 
 _lanes: weakref.WeakKeyDictionary[Store, StoreQueue] = weakref.WeakKeyDictionary()
@@ -217,22 +267,21 @@ T = TypeVar("T")
 
 
 class _Watch:
-    """A block whose `await` in the current task is cancelled, with `HoldOver`, once the run is lost or cancelled.
+    """A block whose `await` in the current `task` is cancelled, with `HoldOver`, once the run is lost or cancelled.
 
     It is built as `asyncio.timeout` is: a cancel of the task by somebody else stays what it is.
     """
 
     __slots__ = ("_before", "_has_cancelled", "_held", "_is_left", "_loop", "_task")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, held: LeaseView) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, held: LeaseView, task: asyncio.Task[Any] | None) -> None:
+        assert task is not None
         self._loop = loop
         self._held = held
+        self._task, self._before = task, task.cancelling()
         self._has_cancelled = self._is_left = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task, self._before = task, task.cancelling()
         self._held.watch(self._tell)
 
     def _tell(self) -> None:
@@ -281,7 +330,12 @@ class AsyncDriver(Driver):
             effect = next(routine)
             while True:
                 try:
-                    answer = invoke(effect) if _is_done_here(effect) else await self.perform(effect)
+                    if isinstance(effect, Write):
+                        answer = await self._store_call(effect)
+                    elif _is_done_here(effect):
+                        answer = invoke(effect)
+                    else:
+                        answer = await self.perform(effect)
                 except BaseException as exc:
                     effect = routine.throw(exc)
                 else:
@@ -364,7 +418,7 @@ class AsyncDriver(Driver):
                     else:
                         await self._settle(branches, [branch], self.perform(effect))
                 for append, settled in merged(writes):
-                    await self._settle(branches, settled, self._write(Write(writes[0][1].store, append)))
+                    await self._settle(branches, settled, self._store_call(Write(writes[0][1].store, append)))
                 if lonely and not writes and not branches.is_ready:
                     branches.answer(lonely.popleft(), None)
                 if branches.is_ready:
@@ -397,7 +451,7 @@ class AsyncDriver(Driver):
         try:
             answer = await work
         except asyncio.CancelledError:
-            if isinstance(work, asyncio.Future) and work.done() and not work.cancelled():
+            if isinstance(work, Answer) and work.is_done:
                 # The cancel has waited for a write: its branches hear of that first.
                 await self._settle(branches, settled, work)
             raise
@@ -408,39 +462,30 @@ class AsyncDriver(Driver):
             for branch in settled:
                 branches.answer(branch, answer)
 
-    def _write(self, write: Write) -> Awaitable[Any]:
-        return lane_of(write.store).submit(write) if write.store.is_blocking else self.perform(write)
-
     def _call(self, call: Call) -> Awaitable[Any]:
         if call.timeout is not None:
             return self._call_in_time(call)
         return self._await(call) if call.is_async else self._elsewhere(call)[0]
 
-    def _await(self, call: Call) -> Coroutine[Any, Any, Any]:
+    async def _await(self, call: Call) -> Any:
         """Await a call of an async function; it is cancelled when its run is lost or cancelled."""
-        held = held_of(call)
-        return self._awaited(call) if held is None else self._watched(call, held)
-
-    async def _watched(self, call: Call, held: LeaseView) -> Any:
-        with _Watch(self._loop, held):
-            return await self._awaited(call)
-
-    async def _awaited(self, call: Call) -> Any:
-        around = self.publish(call.announce) if call.announce is not None else ()
         task = asyncio.current_task()
-        reset = None if call.context is None else current_context.set(call.context)
-        try:
-            if around and call.context is not None:
-                with surround(around, call.context.run_id):
-                    return await call.fn(*call.args)
-            return await call.fn(*call.args)
-        except (GeneratorExit, asyncio.CancelledError) as end:
-            if self._comes_from_outside(end, task):
-                raise
-            raise error_of(end) or end from end
-        finally:
-            if reset is not None:
-                current_context.reset(reset)
+        held = held_of(call)
+        with nullcontext() if held is None else _Watch(self._loop, held, task):
+            around = self.publish(call.announce) if call.announce is not None else ()
+            reset = None if call.context is None else current_context.set(call.context)
+            try:
+                if around and call.context is not None:
+                    with surround(around, call.context.run_id):
+                        return await call.fn(*call.args)
+                return await call.fn(*call.args)
+            except (GeneratorExit, asyncio.CancelledError) as end:
+                if self._comes_from_outside(end, task):
+                    raise
+                raise error_of(end) or end from end
+            finally:
+                if reset is not None:
+                    current_context.reset(reset)
 
     def _elsewhere(self, call: Call) -> tuple[asyncio.Future[Any], Pending]:
         """Have an executor or a thread run a sync call; return its outcome as a future here, and as a `Pending`."""
@@ -551,12 +596,8 @@ class AsyncDriver(Driver):
                 for wait in waits:
                     wait.cancel()
 
-    async def _store_call(self, effect: Ask | Write) -> Any:
-        if not effect.store.is_blocking:
-            if isinstance(effect, Write):
-                return effect.store.append((effect.append,))[0]
-            return getattr(effect.store, effect.method)(*effect.args, **effect.kwargs)
-        return await lane_of(effect.store).submit(effect)
+    def _store_call(self, effect: Ask | Write) -> Awaitable[Any]:
+        return lane_of(effect.store).submit(effect) if effect.store.is_blocking else _carried_out_here(effect)
 
     async def stream(self, routine: Routine[Any]) -> AsyncIterator[Event]:
         """Iterate over the events of `routine` as they come; breaking off stops it at a durable point."""
