@@ -28,7 +28,7 @@ from milepost import (
     workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
-from milepost.errors import GraphError, OptionError, SignalRefusedError
+from milepost.errors import DeserializeStateError, GraphError, OptionError, SignalRefusedError
 from milepost.events import RunWaiting
 from milepost.testing import FakeClock
 
@@ -275,6 +275,17 @@ def test_a_reason_of_more_than_2_kb_is_cut(engine, timed):
     engine.start(asking("workflow"), run_id="r")
     engine.cancel("r", "\u00e9" * 5000)
     assert "\u00e9" * 1024 == timed.get_run("r").info.reason
+
+
+def test_an_answer_that_is_nested_too_deep_is_damage(engine, timed):
+    @workflow("asking")
+    def ask():
+        yield step("ask").wait_for("go")
+
+    engine.start(ask, run_id="r")
+    timed.put_signal("r", "go", b"[" * 100_000 + b"]" * 100_000)
+    with pytest.raises(DeserializeStateError, match="the reply of a wait is damaged"):
+        engine.resume(ask, "r")
 
 
 def test_what_is_told_of_an_answer_that_was_refused_is_cut(engine, timed):

@@ -29,6 +29,9 @@ from milepost.testing.journals import begin, work
 from milepost.testing.tables import for_each
 
 TEXT = '{"truncated'
+DEEP = '[{"wait_id":"w#1","signal":null,"prompt":%s,"wake_at":null,"since":"2026-01-01T00:00:00Z"}]' % (
+    "[" * 9999 + "]" * 9999
+)
 
 
 def change(column: str, value: Any) -> Callable[[Any, Callable[..., Any]], None]:
@@ -96,6 +99,11 @@ def journal_without_end(root: Path, query: object) -> None:
     os.truncate(root / "bad" / "journal", 1 << 40)
 
 
+def folder_link(root: Path, query: object) -> None:
+    (root / "bad").rename(root.parent / "elsewhere")
+    (root / "bad").symlink_to(root.parent / "elsewhere")
+
+
 def folder_link_to_itself(root: Path, query: object) -> None:
     (root / "bad").rename(root.parent / "elsewhere")
     (root / "bad").symlink_to(root / "bad")
@@ -126,7 +134,7 @@ FILES = {
 }
 PUT_THERE = (
     *(commit_without_end, commit_of_zeros, commit_device, commit_link),
-    *(journal_fifo, journal_fifo_with_a_writer, journal_device, journal_without_end),
+    *(journal_fifo, journal_fifo_with_a_writer, journal_device, journal_without_end, folder_link),
 )
 """What somebody else puts in a file's place, so that a reader waits or never ends."""
 COLUMNS = {
@@ -135,12 +143,16 @@ COLUMNS = {
     "live": change("live", "[[1]]"),
     "epoch": change("epoch", 2**63 - 2),
     "signals": change("signals", 2**63 - 1),
+    "prompt": change("waiting", DEEP),
 }
 CASES: list[Any] = [
     *(pytest.param("file", damage, id=f"file {name}") for name, damage in FILES.items()),
     pytest.param("file", journal(b" "), id="file empty journal"),
     *(pytest.param("sqlite", damage, id=f"sqlite {name}") for name, damage in COLUMNS.items()),
-    *(pytest.param("postgres", COLUMNS[name], id=f"postgres {name}") for name in ("tags", "waiting", "epoch")),
+    *(
+        pytest.param("postgres", COLUMNS[name], id=f"postgres {name}")
+        for name in ("tags", "waiting", "epoch", "prompt")
+    ),
 ]
 
 

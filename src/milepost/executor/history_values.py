@@ -121,7 +121,7 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
         """Return the result of a call that succeeded; None if the record holds something else, which `outcome` reads."""
         try:
             made = _decode_result(self.record.payload or b"")
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         return made if made.success else None
 
@@ -130,7 +130,7 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
         data = self.record.state() or b""
         try:
             return _decode_outcome(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise CheckpointCorruptError(
                 f"record {self.sequence} of step {self.record.node_id!r} holds no result of a step: {exc}",
                 node_id=self.record.node_id,

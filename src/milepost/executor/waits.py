@@ -386,7 +386,7 @@ def reply_of(work: Waits, data: bytes) -> Reply[Any]:
 
     try:
         reply = msgspec.json.decode(data, type=_Reply)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, RecursionError) as exc:
         raise DeserializeStateError(f"the reply of a wait is damaged: {exc}") from exc
     codec: Codec[Any] = Codec(Any if work.payload is None else work.payload)
     is_empty = reply.timed_out or work.signal is None

@@ -94,5 +94,5 @@ def event_of(run_id: str, live: LiveEvent, sequence: int) -> UnrecordedEvent | N
             number=live.number,
             **told,
         )
-    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError):
         return None

@@ -297,7 +297,14 @@ def read_run(data: bytes, seals: Seals, run_id: str | None = None) -> Copy:
             continue
         try:
             reader.read(line)
-        except (DeserializeStateError, InvalidIDError, OptionError, msgspec.MsgspecError, ValueError) as exc:
+        except (
+            DeserializeStateError,
+            InvalidIDError,
+            OptionError,
+            msgspec.MsgspecError,
+            RecursionError,
+            ValueError,
+        ) as exc:
             raise _broken(exc, f"line {number} of the run to import") from exc
     try:
         return reader.copy(is_verified=is_verified)

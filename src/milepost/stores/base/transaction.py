@@ -617,7 +617,7 @@ def row_of(values: Sequence[Any]) -> Row:
             *values[22:27],
         )
         return Row(*columns)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, RecursionError) as exc:
         raise damaged_row(values[0], exc) from exc
 
 

@@ -160,7 +160,7 @@ class WorkerStore(LiveStore):
                 opened = self._keeper.opened_live(entry.name, _event(kind, entry))
             try:
                 info = None if opened is None else decode(opened.body)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 continue
             if info is not None and info.name == entry.name:
                 found.append(info)

@@ -120,7 +120,7 @@ def _read(path: str, after: Place) -> list[LiveEvent]:
                 after = max(after, _decode_place(line[1:]))
                 continue
             event = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
         if event.place <= after:
             if event.epoch < after[0]:  # an earlier owner may have written it late
@@ -134,7 +134,7 @@ def _newest(path: str) -> LiveEvent | None:
     """Return the newest event of a file; None for none, and for what is no such file."""
     with suppress(OSError):
         for line in _lines_from_end(path):
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return _decode(line)
     return None
 

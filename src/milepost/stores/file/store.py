@@ -130,7 +130,7 @@ class FileStore(Runs):
             self._files.put(made, path)
             self._files.discard(made)
             return
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as exc:
             raise StoreError(f"{path} is damaged ({exc}): restore it from a copy", store=self.place, op="open") from exc
         if found > VERSION:
             raise StoreVersionError(

@@ -76,7 +76,7 @@ def _entries(folder: str, passed_over: type[OSError]) -> Iterator[Entry]:
     """Yield what stands in the files of a folder; nothing if there is none. Files that fail so are passed over."""
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(folder)):
-            with suppress(passed_over, msgspec.MsgspecError, UnicodeDecodeError):
+            with suppress(passed_over, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 entry = _decode(read_regular(f"{folder}/{name}"))
                 if place_of(entry.name) == name:
                     yield entry
