@@ -275,9 +275,9 @@ def _multiply(dsn: str, count: int) -> None:
         statuses = "(ARRAY['finished', 'finished', 'ready', 'waiting', 'interrupted'])[n %% 5 + 1]"
         connection.execute(
             "INSERT INTO milepost.runs (run_id, flow, status, reason, created_at, updated_at, epoch, nonce, owner, lease, "
-            "wake_at, waiting, crash_count, crashed_at, signals, degraded, missed, tags, live, worked, sequence, pruned) "
+            "wake_at, waiting, crash_count, crashed_at, signals, degraded, missed, tags, live, worked, sequence) "
             f"SELECT 'multiplied ' || n, 'multiplied', {statuses}, '', n, n, 1, '', '', 0, "
-            "CASE WHEN n %% 5 = 3 THEN 1e11 END, '[]', 0, -1, 0, false, '[]', '{}', '[]', false, 0, 0 "
+            "CASE WHEN n %% 5 = 3 THEN 1e11 END, '[]', 0, -1, 0, false, '[]', '{}', '[]', false, 0 "
             "FROM generate_series(1, %s) AS n",
             (count,),
         )

@@ -40,7 +40,7 @@ def named(part: str, fields: str) -> set[str]:
 
 
 PROVEN = {
-    *named("runs", "id status reason wake_at waiting cancel degraded missed sequence pruned blocked_by seal life"),
+    *named("runs", "id status reason wake_at waiting cancel degraded missed sequence blocked_by seal life"),
     *named("records", "id kind node_id visit size payload header"),
     *named("signals", "payload name signal_id wait_id sent_at sent_by"),
     # In files:

@@ -34,7 +34,6 @@ CREATE INDEX runs_due ON runs (flow, status, wake_at);
 ALTER TABLE runs DROP COLUMN blocked_by;
 ALTER TABLE signals DROP COLUMN sent_by;
 ALTER TABLE runs DROP COLUMN seal;
-ALTER TABLE runs DROP COLUMN pruned;
 ALTER TABLE runs DROP COLUMN life;
 ALTER TABLE records ADD COLUMN note TEXT;
 PRAGMA user_version = 1;

@@ -282,7 +282,7 @@ def test_a_run_that_cannot_be_claimed_is_named_once_and_takes_no_other_along(cap
     assert ["bad 1", "bad 2"] == [record.run_id for record in caplog.records]  # type: ignore[attr-defined]
 
 
-@for_each("field", ["epoch", "sequence", "signals", "crash_count", "crashed_at", "pruned"])
+@for_each("field", ["epoch", "sequence", "signals", "crash_count", "crashed_at"])
 def test_an_import_takes_no_number_that_a_store_cannot_count_on_from(field: str) -> None:
     with MemoryStore() as store:
         begin(store, "r", status="ready")

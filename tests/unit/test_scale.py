@@ -145,6 +145,7 @@ def test_sqlite_tables_of_version_2_come_to_the_same(tmp_path: Path) -> None:
     path, new = tmp_path / "old.db", tmp_path / "new.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         older = sqlite_schema._TABLES.replace("    header TEXT,", "    note TEXT,\n    header TEXT,")
+        older = older.replace("    blocked_by", "    pruned INTEGER NOT NULL DEFAULT 0,\n    blocked_by")
         sqlite_schema._execute(connection, older + sqlite_schema._VIEWS.replace("(header)", "(coalesce(header, note))"))
         connection.execute("CREATE INDEX runs_due ON runs (flow, status, wake_at)")
         SQLiteTransaction(connection).add_row(row(1))

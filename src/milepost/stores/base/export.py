@@ -139,7 +139,6 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
     live: Ranges = ()
     worked: bool = False
     sequence: Count = 0
-    pruned: Count = 0
     blocked_by: Literal["", "crashes", "bug", "input", "value"] = ""
 
 

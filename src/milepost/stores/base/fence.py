@@ -70,8 +70,6 @@ class Row(msgspec.Struct, frozen=True):
     """True if a worker was the last to take the run."""
     sequence: int = 0
     """The number of the newest record when the row was last written. The journal may be longer, never shorter."""
-    pruned: int = 0
-    """The total number of records that were removed from the journal to save space."""
     blocked_by: str = ""
     """Why a blocked run is blocked: "crashes", "bug", "input" or "value"; "" for every other one."""
     seal: str = ""

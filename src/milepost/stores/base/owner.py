@@ -491,7 +491,7 @@ class OwnerStore(WorkerStore):
             return Verdict(outcome, None if row is None else row.cancel)
         if records:
             tx.insert(token.run_id, records)
-            row = self._take_out_surplus(tx, row, records)
+            self._take_out_surplus(tx, token.run_id, records)
             newest = records[-1].sequence
         if release is not None or tags is not None:
             now = self.clock.time()
@@ -505,9 +505,8 @@ class OwnerStore(WorkerStore):
         """Find the records to prune when `batch` is written. Return whether there are any: such appends need `_append`."""
         return False
 
-    def _take_out_surplus(self, tx: Transaction, row: Row, records: Sequence[Record]) -> Row:
-        """Prune the records that were marked for removal when `records` are appended. Return the row after that."""
-        return row
+    def _take_out_surplus(self, tx: Transaction, run_id: str, records: Sequence[Record]) -> None:
+        """Prune the records that were marked for removal when `records` are appended."""
 
     def _settle(self, appends: Sequence[Append], verdicts: Sequence[Verdict]) -> None:
         """Update this object after a write: note the written records, and drop tokens that no longer count."""

@@ -481,24 +481,21 @@ class Pruning(OwnerStore):
                 self._bases.part_from(run_id, frozenset(numbers))
         return bool(numbers)
 
-    def _take_out_surplus(self, tx: Transaction, row: Row, records: Sequence[Record]) -> Row:
-        surplus_numbers = self._surpluses.get(row.run_id)
+    def _take_out_surplus(self, tx: Transaction, run_id: str, records: Sequence[Record]) -> None:
+        surplus_numbers = self._surpluses.get(run_id)
         if surplus_numbers is None or surplus_numbers.before != records[0].sequence:
-            return row
+            return
         # The records are removed in the same write that adds new ones. A claim that was prepared before this fails because
         # of the new numbers, which is right: its point may be removed.
         surplus_numbers.began = self.clock.monotonic()
         try:
-            removed = tx.remove_records(row.run_id, surplus_numbers.numbers)
+            tx.remove_records(run_id, surplus_numbers.numbers)
         except WriteConflict:
             raise
         except Exception as exc:  # a run must not fail because of pruning: the write is tried again without it
-            self._warn_of_surplus(row.run_id, exc)
-            del self._surpluses[row.run_id]
+            self._warn_of_surplus(run_id, exc)
+            del self._surpluses[run_id]
             raise WriteConflict from exc
-        thinned = replace(self._row(tx, row.run_id), pruned=row.pruned + removed)
-        tx.put_row(thinned)
-        return thinned
 
     def _warn_of_surplus(self, run_id: str, exc: Exception) -> None:
         _logger.warning("run %r is not pruned: %s", run_id, exc, extra={"run_id": run_id})
@@ -544,5 +541,5 @@ class Pruning(OwnerStore):
             return None
         removed = tx.remove_records(row.run_id, numbers)
         # The epoch is raised, so a claim that was prepared before fails and is prepared again: its point may be removed.
-        tx.put_row(replace(now, epoch=now.epoch + 1, pruned=now.pruned + removed))
+        tx.put_row(replace(now, epoch=now.epoch + 1))
         return removed

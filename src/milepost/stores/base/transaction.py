@@ -541,7 +541,6 @@ class _RowColumns(msgspec.Struct, array_like=True):
     live: str
     worked: int
     sequence: Count
-    pruned: Count
     blocked_by: str
     seal: str
     life: str
@@ -584,7 +583,6 @@ def row_values(row: Row) -> tuple[Any, ...]:
         json_text(row.live) if row.live else "[]",
         row.worked,
         row.sequence,
-        row.pruned,
         row.blocked_by,
         row.seal,
         row.life,
@@ -614,7 +612,7 @@ def row_of(values: Sequence[Any]) -> Row:
             _decode_tags(values[19]) if values[19] != "{}" else {},
             _decode_live(values[20]) if values[20] != "[]" else (),
             bool(values[21]),
-            *values[22:27],
+            *values[22:26],
         )
         return Row(*columns)
     except (msgspec.MsgspecError, RecursionError) as exc:

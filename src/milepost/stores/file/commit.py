@@ -106,7 +106,6 @@ class RowText(msgspec.Struct, omit_defaults=True):
     live: Ranges = ()
     worked: bool = False
     sequence: Count = 0
-    pruned: Count = 0
     blocked_by: str = ""
     seal: str = ""
     life: str = ""

@@ -50,16 +50,16 @@ _CREATE = f"""
 WITH run AS (
     INSERT INTO {{runs}} ({", ".join(ROW_NAMES)})
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20::jsonb, $21, $22, $23,
-        $24, $25, $26, $27)
+        $24, $25, $26)
     ON CONFLICT (run_id) DO NOTHING RETURNING id
 )
 INSERT INTO {{records}} (run, sequence, kind, node_id, visit, size, packing, header, payload)
-SELECT id, $28, $29, $30, $31, $32, $33, $34, $35 FROM run
+SELECT id, $27, $28, $29, $30, $31, $32, $33, $34 FROM run
 RETURNING run
 """  # noqa: S608
 _CREATE_TYPES = (
     "text text text float8 float8 int8 text text float8 float8 text float8 text "
-    "int8 int8 int8 text bool text text text bool int8 int8 text text text "
+    "int8 int8 int8 text bool text text text bool int8 text text text "
     "int8 text text int8 int8 text text bytea"
 )
 

@@ -19,7 +19,7 @@ from milepost.stores.postgres.driver import psycopg, sql
 from milepost.stores.postgres.pool import open_connection
 from milepost.stores.postgres.timing import CallTimer
 
-VERSION = 9
+VERSION = 10
 SCHEMA = "milepost"
 
 _OLDEST_SERVER = 13

@@ -80,21 +80,21 @@ def page_of(
 
 _ROW_NAMES = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
-    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned, blocked_by, "
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, blocked_by, "
     "seal, life"
 )
 ROW_NAMES = tuple(_ROW_NAMES.split(", "))
 ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
-    "crash_count, crashed_at, signals, cancel, degraded::int, missed, tags::text, live, worked::int, sequence, pruned, "
+    "crash_count, crashed_at, signals, cancel, degraded::int, missed, tags::text, live, worked::int, sequence, "
     "blocked_by, seal, life, id"
 )
-ROW_WIDTH = 28
+ROW_WIDTH = 27
 INSERT_ROW = (
-    f"INSERT INTO {{runs}} ({_ROW_NAMES}) VALUES ({', '.join(['%s'] * 27)}) "  # noqa: S608
+    f"INSERT INTO {{runs}} ({_ROW_NAMES}) VALUES ({', '.join(['%s'] * 26)}) "  # noqa: S608
     "ON CONFLICT (run_id) DO NOTHING RETURNING id"
 )
-UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 27)}) WHERE id = %s"  # noqa: S608
+UPDATE_ROW = f"UPDATE {{runs}} SET ({_ROW_NAMES}) = ({', '.join(['%s'] * 26)}) WHERE id = %s"  # noqa: S608
 
 _HEADER = "coalesce(convert_to(header, 'UTF8'), ''::bytea)"
 ENTRY_COLUMNS = f"sequence, kind, node_id, visit, size, {_HEADER}, packing"
@@ -111,7 +111,7 @@ AS given (sequence, kind, node_id, visit, size, packing, header, payload)
 # A row with a new owner and the owner record. Neither is written if the newest number is not the expected one. The tags
 # stay as they are, because a trigger would look at them otherwise.
 OWNER_NAMES = tuple(
-    name for name in ROW_NAMES if name not in {"run_id", "flow", "created_at", "signals", "tags", "pruned", "life"}
+    name for name in ROW_NAMES if name not in {"run_id", "flow", "created_at", "signals", "tags", "life"}
 )
 TAKE = f"""
 WITH taken AS (

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from milepost.errors import StoreError, StoreVersionError
 from milepost.stores.base.folders import make_folders
 
-VERSION = 8
+VERSION = 9
 BUSY_SECONDS = 10.0
 """Seconds that any statement waits for the lock of a file before it fails."""
 
@@ -91,7 +91,6 @@ CREATE TABLE runs (
     live TEXT NOT NULL,
     worked INTEGER NOT NULL,
     sequence INTEGER NOT NULL,
-    pruned INTEGER NOT NULL DEFAULT 0,
     blocked_by TEXT NOT NULL DEFAULT '',
     seal TEXT NOT NULL DEFAULT '',
     life TEXT NOT NULL DEFAULT ''
@@ -183,9 +182,10 @@ _STEPS = {
     "STRICT, WITHOUT ROWID;\n"
     "DROP VIEW IF EXISTS journal;\nDROP VIEW IF EXISTS checkpoints;\nALTER TABLE records DROP COLUMN note;\n"
     "ALTER TABLE runs ADD COLUMN life TEXT NOT NULL DEFAULT '';\n" + _VIEWS,
+    8: "ALTER TABLE runs DROP COLUMN pruned;",
 }
 """For each version, the statements that turn its tables into the next version's."""
-_DROPPED = {"noteTEXT"}
+_DROPPED = {"noteTEXT", "prunedINTEGERNOTNULLDEFAULT0"}
 """The definitions of columns that only older versions have."""
 
 

@@ -133,12 +133,12 @@ class _Guard:
 
 _ROW_COLUMNS = (
     "run_id, flow, status, created_at, updated_at, epoch, nonce, owner, lease, lease_until, reason, wake_at, waiting, "
-    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, pruned, blocked_by, "
+    "crash_count, crashed_at, signals, cancel, degraded, missed, tags, live, worked, sequence, blocked_by, "
     "seal, life"
 )
 _SELECT_ROW = f"SELECT {_ROW_COLUMNS}, id FROM runs"  # noqa: S608
 _FEW = "(SELECT id AS found FROM runs WHERE {}) CROSS JOIN runs ON runs.id = found"
-_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 27)})"  # noqa: S608
+_INSERT_ROW = f"INSERT INTO runs ({_ROW_COLUMNS}) VALUES ({', '.join('?' * 26)})"  # noqa: S608
 # What never changes is not written: SQLite writes each index again that has a column which is set.
 _UPDATED = [name not in {"run_id", "flow", "created_at"} for name in _ROW_COLUMNS.split(", ")]
 _UPDATE_ROW = (
