@@ -555,10 +555,10 @@ def test_what_changes_inside_an_item_that_cannot_change_is_noticed(content: Call
 def test_a_list_of_items_that_cannot_change_costs_what_is_new(make: Callable[[int], Any]) -> None:
     """Each item dies once it is replaced, so that new ones get its place in memory."""
     codec: Codec[Any] = Codec(list[Any], types=[Said])
-    rows = [make(n) for n in range(2000)]
+    rows = [make(n) for n in range(600)]
     follower = codec.in_succession(as_ropes=True)
     last = follower.encode(rows)
-    for n in range(400):
+    for n in range(200):
         deed = "append" if n % 4 else ["replace", "swap", "insert", "remove", "pop", "clear"][n // 4 % 6]
         at = n * 7919 % len(rows)
         match deed:
@@ -574,8 +574,8 @@ def test_a_list_of_items_that_cannot_change_costs_what_is_new(make: Callable[[in
                 del rows[at]
             case "pop":
                 del rows[-3:]
-            case "clear" if n == 200:
-                rows[:] = [make(n) for n in range(2000)]
+            case "clear" if n == 116:
+                rows[:] = [make(n) for n in range(600)]
         now = follower.encode(rows)
         assert codec.encode(rows) == bytes(now)
         edits = difference(last, now)
