@@ -116,13 +116,20 @@ def test_a_wait_that_a_signal_ends_keeps_no_turn(
     assert is_free_soon(path)
 
 
+def leads_to(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:  # it is closed
+        return False
+
+
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_a_closed_queue_keeps_neither_turn_nor_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
 ) -> None:
     monkeypatch.setattr(write_queue, "LONGEST_WAIT", 0.05)
-    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else None
-    first, second = (WriteQueue(os.open(path, os.O_RDONLY)) for _ in range(2))
+    opened = [os.open(path, os.O_RDONLY) for _ in range(2)]
+    first, second = map(WriteQueue, opened)
     first.enter()
     if is_waiting:
         second.enter()
@@ -131,9 +138,9 @@ def test_a_closed_queue_keeps_neither_turn_nor_file(
     first.close()
     assert is_free_soon(path)
     end = time.monotonic() + 10
-    while before is not None and len(os.listdir("/proc/self/fd")) > before and time.monotonic() < end:
+    while any(leads_to(path, descriptor) for descriptor in opened) and time.monotonic() < end:
         time.sleep(0.005)
-    assert before is None or len(os.listdir("/proc/self/fd")) == before
+    assert not any(leads_to(path, descriptor) for descriptor in opened)
     second.enter()  # does nothing
 
 

@@ -41,6 +41,7 @@ from milepost.model.failure import describe
 from milepost.model.ids import SYSTEM, Clock, in_forked_child
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
+from milepost.model.seal import as_first_written
 from milepost.store import (
     Append,
     Claim,
@@ -751,5 +752,6 @@ class _Expected:
     def kept(self, record: Record) -> StoredCheckpoint:
         """Return the checkpoint to keep for one of the records."""
         if self._marked is None:
-            return StoredCheckpoint(record.node_id, record.envelope())
+            # A deletion before it changes nothing in the user's store.
+            return StoredCheckpoint(record.node_id, as_first_written(record).envelope())
         return StoredCheckpoint(record.node_id, b"", point=self._marked.point(record))

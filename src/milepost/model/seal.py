@@ -268,6 +268,18 @@ def with_gap(record: Record, gap: Gap) -> Record:
     return record._replace(header=b"".join((header[: match.start()], named, match[3] or b"", header[end:])))
 
 
+def as_first_written(record: Record) -> Record:
+    """Return a record with the header that it had before a deletion made it name a gap."""
+    header = record.header or b""
+    if gap_of(header) is None:
+        return record
+    match, end = _before_link(header)
+    link = _link_in(header).encode()
+    content = b"".join((header[: match.start()], match[3] or b"", header[end:])).rpartition(_BEFORE_SEAL)[0]
+    content = content.removesuffix(b',"link":"%s"' % link)
+    return record._replace(header=b'%s%s%s"' % (content, _BEFORE_SEAL, link))
+
+
 def _before_link(header: bytes) -> tuple[re.Match[bytes], int]:
     end = header.rfind(_BEFORE_PREV)
     end = len(header) if end < 0 else end
