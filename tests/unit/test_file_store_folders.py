@@ -127,7 +127,7 @@ def test_a_place_below_a_file_is_refused_and_leaves_no_handle_open(tmp_path: Pat
         with pytest.raises(StoreError, match=str(tmp_path / "no" / "runs")) as caught:
             FileStore(tmp_path / "no" / "runs")
         assert "open" == caught.value.op
-    assert before == len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before  # less where what earlier tests left is closed meanwhile
 
 
 @pytest.mark.parametrize("name", ["a b", "ü€", "q?x", "h#x", "p%20x", "d'\"q", "\udcff"], ids=ascii)

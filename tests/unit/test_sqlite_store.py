@@ -86,7 +86,7 @@ def test_a_place_below_a_file_is_named_and_leaves_no_handle_open(tmp_path: Path)
     for _ in range(10):
         with pytest.raises(StoreError, match=str(tmp_path / "no" / "runs.db")):
             SQLiteStore(tmp_path / "no" / "runs.db")
-    assert before == len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before  # less where what earlier tests left is closed meanwhile
 
 
 def test_a_file_that_is_no_database_is_a_store_error(path: Path) -> None:
@@ -103,7 +103,7 @@ def test_closing_leaves_no_handle_open(path: Path) -> None:
         with SQLiteStore(path) as store:
             store.save("r", "a", b"1")
             store.load("r", "a")
-    assert before == len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before  # less where what earlier tests left is closed meanwhile
 
 
 def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
