@@ -33,20 +33,21 @@ POOLED = (b"multiprocessing", b"loky")
 PR_SET_PDEATHSIG = 1
 
 WATCHER = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 mark = sys.argv[1].encode()
 sys.stdin.read()
-found = True
-while found:
-    found = False
+found = time.monotonic()
+# A process in the middle of an exec shows no environment for a moment, so look for some time after the last one.
+while time.monotonic() - found < 0.5:
     for entry in pathlib.Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes():
                 if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
                     os.kill(int(entry.name), signal.SIGKILL)
-                    found = True
+                    found = time.monotonic()
         except OSError:
             pass
+    time.sleep(0.02)
 """
 
 
