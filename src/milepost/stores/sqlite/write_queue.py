@@ -52,7 +52,7 @@ class WriteQueue:
         self._granted.acquire()
 
     def enter(self) -> None:
-        """Wait for the turn of this process, at most `SLICE + LONGEST_WAIT` seconds. Whatever happens, call `leave` after it."""
+        """Wait for the turn of this process, at most `SLICE + LONGEST_WAIT` seconds. Whatever happens, call `leave` then."""
         # While an earlier wait that was given up is not answered, nobody waits again.
         if not self._is_usable or self._is_asking or self._is_taken():
             return
