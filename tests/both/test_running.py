@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -100,7 +101,10 @@ def test_a_run_id_is_made_where_none_is_given(verbs, store, line):
 
 
 def test_run_ids_that_are_made_sort_by_time(verbs, store, line):
-    made = [verbs.run(line(Count), Count(), store=store, full=True).run_id for _ in range(3)]
+    made = []
+    for _ in range(3):
+        made.append(verbs.run(line(Count), Count(), store=store, full=True).run_id)
+        time.sleep(0.002)  # they tell milliseconds
     assert sorted(made) == made
 
 
