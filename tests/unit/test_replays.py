@@ -151,7 +151,10 @@ def test_a_graph_is_replayed_without_a_call(recorded: bytes):
     again = replay(recorded, orders())
     again.check()
     assert "finished" == again.result.status
-    assert ("price/0", "price/2", "price/1", "price") == again.path[:4]  # the ink's price came at its third attempt
+    assert ({"price/0", "price/2"}, ("price/1", "price")) == (
+        {*again.path[:2]},
+        again.path[2:4],
+    )  # the ink's price came at its third attempt
     assert ("approve", "charge", "ship") == again.path[-3:]
     assert [] == CALLS
 
