@@ -19,11 +19,11 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "milepost"
 
 RULE = """
-errors, rope < model, codec, reducers < events, store < options < executor < drivers < adapters < verbs < graph < workflows
-< engine < views < checking, console, demo, testing < cli
+errors < model, codec, reducers < events, store < options < executor < drivers < adapters < verbs < graph < workflows < engine
+< views < checking, console, demo, testing < cli
 """
 """A package imports what stands before it, and itself. Those between commas do not import each other."""
-BELOW_STORES = {"errors", "rope", "model", "codec", "store"}
+BELOW_STORES = {"errors", "model", "codec", "store"}
 """What stores import. They are opened by their URL: adapters and verbs import them, and what comes after."""
 FLOOR = {name.strip(): place for place, names in enumerate(RULE.split("<")) for name in names.split(",")}
 

@@ -26,6 +26,7 @@ from milepost.codec import Codec, canonical
 from milepost.codec import codec as codecs
 from milepost.codec.plan import Plan
 from milepost.errors import DeserializeStateError, SerializeStateError, StateTypeError
+from milepost.model.rope import Rope
 from milepost.stores.base.deltas import difference
 from thoroughness import examples
 
@@ -444,7 +445,7 @@ def test_values_that_follow_each_other_are_written_as_each_of_them_alone(
     column = data.draw(st.lists(values, min_size=1, max_size=8)) * data.draw(st.sampled_from([1, 5]))
     items: list[Any] = column if not is_tuple else [*column]
     more = data.draw(st.lists(values, max_size=4))
-    follower, roper = codec.in_succession(), codec.in_succession(as_ropes=True)
+    follower, roper = codec.in_succession(), codec.in_succession(as_rope=Rope)
     last: Any = b""
     with small_parts():
         for n in range(data.draw(st.integers(2, 8))):
@@ -515,7 +516,7 @@ def test_an_item_that_is_equal_and_not_the_same_is_noticed(other: Any, type_: An
     rows: list[Any] = ["x" * 1000 if isinstance(other, str | bytes) else n for n in range(200)]
     if type_ is str:
         rows = [f"{n}" * 500 for n in range(200)]
-    follower = codec.in_succession(as_ropes=True)
+    follower = codec.in_succession(as_rope=Rope)
     for _ in "abc":
         assert codec.encode(rows) == bytes(follower.encode(rows))
     before, rows[at] = rows[at], other
@@ -530,7 +531,7 @@ def test_an_item_that_is_equal_and_not_the_same_is_noticed(other: Any, type_: An
 def test_what_changes_inside_an_item_that_cannot_change_is_noticed(content: Callable[[], Any]) -> None:
     codec: Codec[Any] = Codec(list[Said], types=[Checked])
     rows = [Said(f"{n}" * 100, (n, content())) for n in range(2000)]
-    follower = codec.in_succession(as_ropes=True)
+    follower = codec.in_succession(as_rope=Rope)
     for n in range(9):
         assert codec.encode(rows) == bytes(follower.encode(rows))
         inner = rows[n * 200].what[1]
@@ -556,7 +557,7 @@ def test_a_list_of_items_that_cannot_change_costs_what_is_new(make: Callable[[in
     """Each item dies once it is replaced, so that new ones get its place in memory."""
     codec: Codec[Any] = Codec(list[Any], types=[Said])
     rows = [make(n) for n in range(600)]
-    follower = codec.in_succession(as_ropes=True)
+    follower = codec.in_succession(as_rope=Rope)
     last = follower.encode(rows)
     for n in range(200):
         deed = "append" if n % 4 else ["replace", "swap", "insert", "remove", "pop", "clear"][n // 4 % 6]
@@ -591,7 +592,7 @@ def test_a_subclass_of_a_list_is_refused_as_ever() -> None:
         pass
 
     codec: Codec[Any] = Codec(list[str])
-    follower = codec.in_succession(as_ropes=True)
+    follower = codec.in_succession(as_rope=Rope)
     rows = ["x" * 1000] * 200
     for _ in "abc":
         assert codec.encode(rows) == bytes(follower.encode(rows))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from milepost.errors import CheckpointCorruptError
 from milepost.model.record import CHECKPOINT, DIFFERENCE, UNPACKED, Record, compress, is_compressed, make_record, packed
+from milepost.model.rope import Rope
 from milepost.model.seal import Seals, link_of, with_digests
-from milepost.rope import Rope
 from milepost.store import Token
 from milepost.stores.base.deltas import (
     Base,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from milepost import END, FileStore, Graph, MemoryStore, NodeError, Retry, SQLiteStore
 from milepost.codec.codec import Succession
 from milepost.model.record import CHECKPOINT, Record, digest_of
-from milepost.rope import Rope
+from milepost.model.rope import Rope
 from milepost.stores.base.comparing import agreeing, agreeing_back
 
 

@@ -3,7 +3,7 @@
 `Succession` encodes successive values, such as the states of a run, where each value is mostly equal to the last one.
 The JSON of a long list whose elements cannot change, such as texts, is kept in parts. A part is used again as long as
 it has the very same elements. The bytes are the same that the codec itself writes; if a value is refused, the codec
-itself raises the error. On request they come as a `Rope`, whose pieces are the parts: then nothing is copied or compared
+itself raises the error. On request they come in pieces, which are the parts: then nothing is copied or compared
 of a long list but what is new in it.
 """
 
@@ -14,7 +14,7 @@ import gc
 import inspect
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import cached_property, lru_cache
 from operator import is_
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -22,7 +22,6 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError, shown
-from milepost.rope import Rope
 
 from .containers import DictPlan, ListPlan, SequencePlan
 from .plan import (
@@ -123,12 +122,12 @@ class Codec(Generic[T]):
                 type_name=qualified(type(value)),
             ) from exc
 
-    def in_succession(self, *, as_ropes: bool = False) -> Succession:
+    def in_succession(self, *, as_rope: Callable[[list[bytes], int], Any] | None = None) -> Succession:
         """Give an encoder for successive values, which writes the parts that they have in common only once.
 
-        With `as_ropes` it gives large values as a `Rope`, in which these parts are the same objects.
+        It gives large values as what `as_rope` makes of their pieces, in which these parts are the same objects, and size.
         """
-        return Succession(self._plan, self, as_ropes=as_ropes)
+        return Succession(self._plan, self, as_rope=as_rope)
 
     def decode(self, data: bytes, *, root: str = "state") -> T:
         """Read the bytes that `encode` wrote, or JSON that a person wrote in the same form.
@@ -405,7 +404,7 @@ _LONGEST_REST = 63
 """Largest number of values that are written without parts, after several values that had little in common."""
 
 
-Data = TypeVar("Data", bound=bytes | Rope, covariant=True)
+Data = TypeVar("Data", bound=Sized, covariant=True)
 
 
 class Encoder(Protocol[Data]):
@@ -423,21 +422,23 @@ class Succession:
     it.
     """
 
-    __slots__ = ("_as_ropes", "_encoder", "_lists", "_pause", "_plan", "_rest", "_size", "_used")
+    __slots__ = ("_as_rope", "_encoder", "_lists", "_pause", "_plan", "_rest", "_size", "_used")
 
-    def __init__(self, plan: Plan, encoder: Encoder[bytes], *, as_ropes: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, encoder: Encoder[bytes], *, as_rope: Callable[[list[bytes], int], Any] | None = None
+    ) -> None:
         self._plan = plan
         self._encoder = encoder
-        self._as_ropes = as_ropes
+        self._as_rope = as_rope
         self._lists: list[_InParts] | None = None
         self._used: list[_InParts] = []
         """The lists of the value that are written in parts, in the order of the JSON."""
         self._size = 0
         self._rest = self._pause = 0
 
-    def encode(self, value: Any, *, root: str = "state") -> bytes | Rope:
+    def encode(self, value: Any, *, root: str = "state") -> Any:
         """Write a value as the encoder does, and raise the same errors."""
-        data: bytes | Rope | None = self._encode(value) if _LARGE <= self._size <= _LARGEST else None
+        data = self._encode(value) if _LARGE <= self._size <= _LARGEST else None
         if data is None:
             data = self._encoder.encode(value, root=root)
         self._size = len(data)
@@ -449,7 +450,7 @@ class Succession:
         for each in self._lists or ():
             each.forget()
 
-    def _encode(self, value: Any) -> bytes | Rope | None:
+    def _encode(self, value: Any) -> Any:
         """Write a value part by part; return None if that is not worth while, or if the value may be refused."""
         if self._rest:
             self._rest -= 1
@@ -473,7 +474,9 @@ class Succession:
         elif not is_new:
             self._pause = self._rest = min(2 * self._pause + 1, _LONGEST_REST)
             self.forget()
-        return Rope(pieces, size) if self._as_ropes and len(pieces) > 1 and size >= _LARGE else b"".join(pieces)
+        if self._as_rope is None or len(pieces) == 1 or size < _LARGE:
+            return b"".join(pieces)
+        return self._as_rope(pieces, size)
 
     def _with_parts(self, data: bytes) -> tuple[list[bytes], int]:
         """Return the JSON of a value in pieces, with the parts of its lists in their places, and its size."""

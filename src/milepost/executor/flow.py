@@ -192,10 +192,10 @@ class StateCodec(Encoder[bytes], Protocol):
         """The declared fields that cannot be recorded: for each its path, and a sentence that says why."""
         ...
 
-    def in_succession(self, *, as_ropes: bool = False) -> Succession:
+    def in_succession(self, *, as_rope: Callable[[list[bytes], int], Any] | None = None) -> Succession:
         """Make an encoder for values that follow one another; one thread at a time may use it.
 
-        With `as_ropes` it may give a `Rope`, which shares what did not change with the value before.
+        It may give what `as_rope` makes of pieces and their size; they are shared with the value before where nothing changed.
         """
         ...
 

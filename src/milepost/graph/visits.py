@@ -28,7 +28,7 @@ from milepost.executor.history_values import AttemptBudget
 from milepost.executor.run import Run, complete
 from milepost.model.failure import describe, place
 from milepost.model.record import REPLACED
-from milepost.rope import Rope
+from milepost.model.rope import Rope
 
 if TYPE_CHECKING:
     from milepost.graph.walker import Walker

@@ -29,7 +29,7 @@ from milepost.graph.visits import NodeVisit, ask_router
 from milepost.model.failure import place, recorded_error
 from milepost.model.ranges import is_live
 from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, OWNER, Record, format_time, make_checkpoint, source_of
-from milepost.rope import Rope
+from milepost.model.rope import Rope
 from milepost.store import Statement
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ class Walker:
         self.tally = RunCounters() if tally is None else tally
         self.prev_node_id = ""
         self.followed_at = run.followed_at
-        self.encoder = flow.codec.in_succession(as_ropes=run.is_recorded and run.store.takes_ropes)
+        takes_ropes = run.is_recorded and run.store.takes_ropes
+        self.encoder = flow.codec.in_succession(as_rope=Rope if takes_ropes else None)
         self.sequence = 0
         """The number of the newest record on this walker's path."""
         self.trunk: int | None = None

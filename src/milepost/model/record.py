@@ -18,10 +18,10 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import floor
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, SupportsBytes
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -32,6 +32,9 @@ from milepost.errors import (
     StateTooLargeError,
     StoreError,
 )
+
+if TYPE_CHECKING:
+    from milepost.model.rope import Rope
 
 # The path to a branch of a fork, or to an item of a map, as records have it in their field `branch`.
 #
@@ -166,7 +169,7 @@ class Record(_Columns):
     * "unlinked": never stored; a store gives a record like this that does not cover the one before it in the journal
 
     `size` is the number of bytes of the unpacked payload. In an append to a store with `takes_ropes` a payload that is not
-    packed may be a `milepost.rope.Rope`, which is as good as its bytes.
+    packed may be a `milepost.model.rope.Rope`, which is as good as its bytes.
     """
 
     _decoded: Mapping[str, Any]
@@ -340,11 +343,7 @@ class _CheckpointHeader(msgspec.Struct):
     live: int | msgspec.UnsetType
 
 
-class Encoded(Sized, SupportsBytes, Protocol):
-    """Encoded bytes, or a rope of them."""
-
-
-def _packed(state: Encoded, size: int, compressing: bool) -> tuple[Any, str, str, Any]:
+def _packed(state: bytes | Rope, size: int, compressing: bool) -> tuple[Any, str, str, Any]:
     """Return a state as it is written: payload, packing, and the header's values of `encoding` and `compressed`."""
     if size > ALWAYS_COMPRESSED or (compressing and size >= NEVER_COMPRESSED):
         if size > DECOMPRESSED_LIMIT:
@@ -379,7 +378,7 @@ def make_checkpoint(
     timestamp: str,
     node_id: str,
     visit: int,
-    state: Encoded,
+    state: bytes | Rope,
     next_node: str | None,
     attempt: int,
     prev_node_id: str,

@@ -20,8 +20,8 @@ import msgspec
 
 from milepost.errors import DeserializeStateError
 from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record, compress, is_compressed, unpacked
+from milepost.model.rope import Rope
 from milepost.model.seal import Seals, has_link, link_of
-from milepost.rope import Rope
 from milepost.store import Token
 from milepost.stores.base.comparing import agreeing, agreeing_back
 from milepost.stores.base.fence import Row
