@@ -12,7 +12,7 @@ from test_chain import KEYS, SIGNED, large, reopened
 from milepost import END, Graph, MemoryStore, SQLiteStore, step, workflow
 from milepost.errors import CheckpointCorruptError, CheckpointIntegrityError
 from milepost.model.record import Record
-from milepost.model.seal import Gap, gap_of, link_of, prev_of, with_gap
+from milepost.model.seal import NumberGap, gap_of, link_of, prev_of, with_gap
 from milepost.model.upkeep import Retention
 from milepost.store import Release
 from milepost.testing.journals import begin, checkpoint, failure, finish, take, write
@@ -53,7 +53,7 @@ def numbers(store: Any, run_id: str = "r") -> list[int]:
     return [record.sequence for record in store.read(run_id)]
 
 
-def gaps(store: Any, run_id: str = "r") -> dict[int, Gap]:
+def gaps(store: Any, run_id: str = "r") -> dict[int, NumberGap]:
     found = {record.sequence: gap_of(record.header) for record in store.read(run_id)}
     return {sequence: gap for sequence, gap in found.items() if gap is not None}
 
@@ -79,7 +79,7 @@ def test_a_deletion_is_named_by_the_record_after_it_with_the_links_at_both_ends(
     whole = links(store)
     store.prune(keep_last=3)
     assert [0, 5, 7, 8, 9, 10] == numbers(store)
-    assert {5: Gap(1, whole[0]), 7: Gap(6, whole[5])} == gaps(store)
+    assert {5: NumberGap(1, whole[0]), 7: NumberGap(6, whole[5])} == gaps(store)
     assert {n: link for n, link in whole.items() if n in numbers(store)} == links(store)
     for record in store.read("r"):
         store.seals.check("r", record)
@@ -87,10 +87,10 @@ def test_a_deletion_is_named_by_the_record_after_it_with_the_links_at_both_ends(
             assert whole[record.sequence - 1] == prev_of(record.header)
     assert store.verify("r").ok
     store.prune(keep_last=1)
-    assert {5: Gap(1, whole[0]), 9: Gap(6, whole[5])} == gaps(store), "both deletions are one gap"
+    assert {5: NumberGap(1, whole[0]), 9: NumberGap(6, whole[5])} == gaps(store), "both deletions are one gap"
     assert reopened(medium, store, keys).verify("r").ok
     store.delete("r", "a")
-    assert {5: Gap(1, whole[0]), 10: Gap(6, whole[5])} == gaps(store)
+    assert {5: NumberGap(1, whole[0]), 10: NumberGap(6, whole[5])} == gaps(store)
     assert store.verify("r").ok
 
 
@@ -104,7 +104,7 @@ def test_the_newest_record_goes_only_where_another_one_follows_it(medium, keys):
     whole = links(store)
     store.delete("r", "a")
     assert [0, 4, 5, 7] == numbers(store)
-    assert {4: Gap(1, whole[0]), 7: Gap(6, whole[5])} == gaps(store)
+    assert {4: NumberGap(1, whole[0]), 7: NumberGap(6, whole[5])} == gaps(store)
     assert store.verify("r").ok
 
 
@@ -152,7 +152,7 @@ def test_an_owner_that_prunes_its_run_names_what_went(medium, keys, clock):
         assert store.verify("r").ok
     assert len(numbers(store)) < 6
     (gap,) = gaps(store).values()
-    assert Gap(1, links(store)[0]) == gap
+    assert NumberGap(1, links(store)[0]) == gap
     store.release(token, Release("interrupted"))
     assert reopened(medium, store, keys).verify("r").ok
 

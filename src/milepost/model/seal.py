@@ -243,7 +243,7 @@ def prev_of(header: bytes | None) -> str | None:
     return rest.partition(b'"')[0].decode("utf-8", "replace") if is_there else None
 
 
-class Gap(NamedTuple):
+class NumberGap(NamedTuple):
     """The numbers before a record that a deletion took away."""
 
     first: int
@@ -252,15 +252,15 @@ class Gap(NamedTuple):
     """The link of the record before the first of them; "" if there is none, or if those numbers were never used."""
 
 
-def gap_of(header: bytes | None) -> Gap | None:
+def gap_of(header: bytes | None) -> NumberGap | None:
     """Return the gap before a record, from a header that is not encrypted; None if it names none."""
     if header is None or b',"gap":[' not in header:  # as nearly all
         return None
     match, _ = _before_link(header)
-    return Gap(int(match[1]), match[2].decode()) if match[1] else None
+    return NumberGap(int(match[1]), match[2].decode()) if match[1] else None
 
 
-def with_gap(record: Record, gap: Gap) -> Record:
+def with_gap(record: Record, gap: NumberGap) -> Record:
     """Return a record whose header, which has no seal yet, names the gap before it, and no other one."""
     header = record.header or b""
     match, end = _before_link(header)

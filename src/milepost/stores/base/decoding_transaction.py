@@ -29,7 +29,7 @@ from milepost.model.record import (
 )
 from milepost.model.seal import (
     KEYED,
-    Gap,
+    NumberGap,
     Seals,
     gap_of,
     has_keyed_seal,
@@ -547,13 +547,13 @@ class DecodingTransaction(Transaction):
                 self._tx.put_payload(run_id, less)
             after += _PAGE
 
-    def _proven_gap(self, run_id: str, stored: Record) -> Gap | None:
+    def _proven_gap(self, run_id: str, stored: Record) -> NumberGap | None:
         """Return the gap that a record names; None if it names none, or if its header is not proven."""
         record = self._decrypted(run_id, stored)
         gap = gap_of(record.header)
         return gap if gap is not None and self._seals.has_sound_header(run_id, record) else None
 
-    def _name_gap(self, run_id: str, stored: Record, gap: Gap) -> Record:
+    def _name_gap(self, run_id: str, stored: Record, gap: NumberGap) -> Record:
         """Rewrite a record that stays, so that it names the gap before it. Return it as it is stored then.
 
         A damaged one is left as it is: nothing proves the gap before it any more, which `verify` reports.
@@ -622,7 +622,7 @@ class _GapsToName:
         """Return whether there are no records with the numbers between the last one and this one."""
         return stored.sequence > self._place + 1
 
-    def pass_over(self, stored: Record, known: Gap | None, *, is_unwanted: bool) -> Gap | None:
+    def pass_over(self, stored: Record, known: NumberGap | None, *, is_unwanted: bool) -> NumberGap | None:
         """Pass over the next record, which names the gap `known`. Return the one that it has to name instead."""
         sequence = stored.sequence
         if self.are_missing_before(stored):
@@ -634,7 +634,7 @@ class _GapsToName:
             self._is_new = True
             return None
         number, link = self._end
-        gap = Gap(self._first, link if number == self._first - 1 else "")
+        gap = NumberGap(self._first, link if number == self._first - 1 else "")
         is_new = self._is_new and gap.first < sequence
         self._first, self._end, self._is_new = sequence + 1, (sequence, link_of(stored.header)), False
         return gap if is_new else None

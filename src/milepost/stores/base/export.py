@@ -40,7 +40,7 @@ from milepost.model.record import (
     make_record,
     parse_time,
 )
-from milepost.model.seal import DIGESTS, KEYED, PLAIN, Gap, Seals, gap_of, prev_of
+from milepost.model.seal import DIGESTS, KEYED, PLAIN, NumberGap, Seals, gap_of, prev_of
 from milepost.store import (
     MAX_REASON_BYTES,
     MOST,
@@ -67,7 +67,7 @@ class Gaps:
         """The number that should come next: one more than the number that was shown last."""
         self._missing: list[tuple[int, int]] = []
 
-    def pass_over(self, sequence: int, gap: Gap | None) -> None:
+    def pass_over(self, sequence: int, gap: NumberGap | None) -> None:
         """Note that a record with this number exists, and the gap that it names. Numbers must ascend."""
         first = sequence if gap is None else gap.first
         if first > self.next:
@@ -110,7 +110,7 @@ class Copy(NamedTuple):
     signals: tuple[Signal, ...]
     is_verified: bool
     """False if the store has a signing key, and took lines that no key proves."""
-    gaps: Mapping[int, tuple[Gap, str]]
+    gaps: Mapping[int, tuple[NumberGap, str]]
     """The gaps in the journal and the link at the end of each, by the number of the record that follows it."""
 
 
@@ -329,7 +329,7 @@ class _Reader:
         self._run: _Run | None = None
         self._gaps = Gaps(has_start=True)
         self._records: list[Record] = []
-        self._gaps_of: dict[int, tuple[Gap, str]] = {}
+        self._gaps_of: dict[int, tuple[NumberGap, str]] = {}
         self._signals: list[Signal] = []
 
     def read(self, line: bytes) -> None:
@@ -404,7 +404,7 @@ class _Reader:
                 expected=saved.seal,
                 found=seal,
             )
-        gap = None if saved.gap is None else Gap(saved.gap)
+        gap = None if saved.gap is None else NumberGap(saved.gap)
         self._take_record(run, saved.run_id, record, gap, saved.prev)
 
     def _take_envelope(self, run: _Run, line: bytes, members: Mapping[str, msgspec.Raw]) -> None:
@@ -456,7 +456,7 @@ class _Reader:
             texts.pop(name, None)
         if self._run_id is not None:
             texts["run_id"] = _encode(self._run_id)
-        gap = _as(members["gap"], Gap) if "gap" in members else None
+        gap = _as(members["gap"], NumberGap) if "gap" in members else None
         prev = str(fields.get("prev") or "")
         self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), gap, prev)
 
@@ -472,7 +472,7 @@ class _Reader:
     def _saved(self, run: _Run, sequence: int, node_id: str, visit: int, data: bytes, moment: float) -> Record:
         return saved_record(self._run_id or run.run_id, sequence, node_id, visit, data, moment)
 
-    def _take_record(self, run: _Run, run_id: str | None, record: Record, gap: Gap | None, prev: str) -> None:
+    def _take_record(self, run: _Run, run_id: str | None, record: Record, gap: NumberGap | None, prev: str) -> None:
         if run_id != run.run_id:
             raise CheckpointCorruptError(f"it is of run {run_id!r}, not of {run.run_id!r}")
         if record.node_id or record.kind == CHECKPOINT:

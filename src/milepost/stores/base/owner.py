@@ -43,7 +43,7 @@ from milepost.model.record import (
     new_record,
     packed,
 )
-from milepost.model.seal import Gap, digests_of, link_of, with_gap
+from milepost.model.seal import NumberGap, digests_of, link_of, with_gap
 from milepost.store import (
     MOST,
     Append,
@@ -473,7 +473,7 @@ class OwnerStore(WorkerStore):
         """
         link = tx.link(row.run_id, tx.newest(row.run_id))
         if unused is not None and unused < record.sequence:
-            record = with_gap(record, Gap(unused, link))
+            record = with_gap(record, NumberGap(unused, link))
         return self._sealed(row.run_id, row.life, record, "", link)
 
     def _note_kept(self, token: Token, records: Sequence[Record]) -> None:

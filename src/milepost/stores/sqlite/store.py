@@ -33,8 +33,8 @@ from milepost.stores.base.store import Runs
 from milepost.stores.base.workers import MemoryWorkerShelf, WorkerTables
 from milepost.stores.sqlite import schema as sqlite_schema
 from milepost.stores.sqlite.live import LiveFile
-from milepost.stores.sqlite.log import Log, open_log
 from milepost.stores.sqlite.transaction import SQLiteTransaction
+from milepost.stores.sqlite.write_ahead_log import WriteAheadLog, open_log
 from milepost.stores.sqlite.write_queue import WriteQueue
 
 _logger = logging.getLogger("milepost")
@@ -140,7 +140,7 @@ class SQLiteStore(Runs):
         self._read_as: tuple[int, int] | None = None
         """Size and time of the file that is read as if nobody wrote to it; None: it is read as others are."""
         self._checkpointer: sqlite3.Connection | None = None
-        self._log: Log | None = None
+        self._log: WriteAheadLog | None = None
         self._queue: WriteQueue | None = None
         self._until_look = _LOOK_BYTES
         """The approximate number of bytes that this process puts into the log before it looks how long that is."""
@@ -218,7 +218,7 @@ class SQLiteStore(Runs):
         try:
             sqlite_schema.prepare(writer, self.place, self._take_over)
             if not self._is_memory:
-                self._log = Log(self.place)
+                self._log = WriteAheadLog(self.place)
                 self._queue = WriteQueue(open_log(self.place))
                 self._until_look = 0  # processes that write little each would never look
         except BaseException:

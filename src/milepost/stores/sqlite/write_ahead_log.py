@@ -22,7 +22,7 @@ def open_log(place: str) -> int:
         raise sqlite3.OperationalError(f"unable to open the log: {exc.strerror}") from exc
 
 
-class Log:
+class WriteAheadLog:
     """The log of the database `place`."""
 
     def __init__(self, place: str) -> None:
