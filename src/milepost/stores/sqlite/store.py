@@ -142,6 +142,8 @@ class SQLiteStore(Runs):
         self._checkpointer: sqlite3.Connection | None = None
         self._log: WriteAheadLog | None = None
         self._queue: WriteQueue | None = None
+        self._turn: AbstractContextManager[object] = nullcontext()
+        """The queue again, to wait for this process's turn to write; a database in memory has none."""
         self._until_look = _LOOK_BYTES
         """The approximate number of bytes that this process puts into the log before it looks how long that is."""
 
@@ -219,7 +221,7 @@ class SQLiteStore(Runs):
             sqlite_schema.prepare(writer, self.place, self._take_over)
             if not self._is_memory:
                 self._log = WriteAheadLog(self.place)
-                self._queue = WriteQueue(open_log(self.place))
+                self._turn = self._queue = WriteQueue(open_log(self.place))
                 self._until_look = 0  # processes that write little each would never look
         except BaseException:
             self._close_log()
@@ -274,6 +276,7 @@ class SQLiteStore(Runs):
             if file is not None:
                 file.close()
         self._log = self._queue = None
+        self._turn = nullcontext()
 
     def _before_fork(self) -> None:
         self._group.lock.acquire()
@@ -353,20 +356,9 @@ class SQLiteStore(Runs):
                 self._group.wake_first()
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until it is this process's turn to write."""
-        try:
-            if self._queue is not None:
-                self._queue.enter()
-            yield
-        finally:
-            if self._queue is not None:
-                self._queue.leave()
-
-    @contextmanager
     def _immediate(self, writer: sqlite3.Connection) -> Iterator[None]:
         """Open a write transaction, which is undone if its block raises."""
-        with self._turn():
+        with self._turn:
             try:
                 sqlite_schema.patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
                 yield
@@ -436,7 +428,7 @@ class SQLiteStore(Runs):
     def _commit_together(self, appends: Sequence[Append], verdicts: builtins.list[Verdict]) -> None:
         """Write `appends` in one commit. Add their verdicts to `verdicts` if and only if the commit took place."""
         writer = self._open()
-        with self._turn():
+        with self._turn:
             try:
                 sqlite_schema.patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
                 tx = self._guard(SQLiteTransaction(writer))
@@ -453,7 +445,7 @@ class SQLiteStore(Runs):
         """Write `appends` in one commit, without those of others. The caller holds the lock."""
         writer = self._open()
         if len(appends) == 1:
-            with self._turn():
+            with self._turn:
                 is_written = self._append_fast(appends[0])
             if is_written:
                 self._note_written(writer, appends)
@@ -484,15 +476,9 @@ class SQLiteStore(Runs):
                 return False
             is_large = record[4] >= SMALLEST
             kept = self._kept(token, records)[0]
-            queue = self._queue
-            try:
-                if queue is not None:
-                    queue.enter()
+            with self._turn:
                 if not self._insert_current(token, kept):
                     return False
-            finally:
-                if queue is not None:
-                    queue.leave()
             self._until_look -= 4 * _PAGE_BYTES
             if is_large:
                 self._note_kept(token, records)

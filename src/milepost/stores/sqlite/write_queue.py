@@ -51,6 +51,16 @@ class WriteQueue:
         self._wanted.acquire()
         self._granted.acquire()
 
+    def __enter__(self) -> None:
+        try:
+            self.enter()
+        except BaseException:
+            self.leave()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
     def enter(self) -> None:
         """Wait for the turn of this process, at most `SLICE + LONGEST_WAIT` seconds. Whatever happens, call `leave` then."""
         # While an earlier wait that was given up is not answered, nobody waits again.
