@@ -415,6 +415,20 @@ def test_a_release_reads_the_row_once(store: SQLiteStore) -> None:
     assert 1 == sum(text.startswith("SELECT") and " FROM runs " in text for text in statements)
 
 
+def test_records_from_before_there_was_a_key_are_read_without_a_query_for_each(path: Path) -> None:
+    with SQLiteStore(path) as plain:
+        token = begin(plain)
+        for number in range(1, 50):
+            write(plain, token, checkpoint("r", number))
+    with SQLiteStore(path, signing_key={"s": b"signing key, 24 bytes..."}, allow_unsealed=True) as lenient:
+        lenient.read("r", limit=1)
+        statements: list[str] = []
+        assert lenient._reader is not None
+        lenient._reader.set_trace_callback(statements.append)
+        assert 50 == len(lenient.read("r"))
+    assert len(statements) < 10
+
+
 def test_a_resume_reads_row_point_nodes_and_start_then_claims_in_one_transaction(store: SQLiteStore) -> None:
     graph: Graph[dict[str, Any]] = Graph(dict)
     graph.add_node("work", lambda state: state).set_entry("work")

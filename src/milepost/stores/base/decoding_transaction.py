@@ -269,20 +269,24 @@ class DecodingTransaction(Transaction):
         for at, record in enumerate(opened):
             if life is not None and not is_of_life(record, life):
                 opened[at] = record._replace(packing=MISPLACED)
-            elif (
-                self._finds_stripped and not has_keyed_seal(stored[at].header) and self._follows_a_seal(run_id, record)
-            ):
-                opened[at] = record._replace(packing=STRIPPED)
+            elif self._finds_stripped and not has_keyed_seal(stored[at].header):
+                before = stored[at - 1] if at else None
+                if self._follows_a_seal(run_id, record, before):
+                    opened[at] = record._replace(packing=STRIPPED)
 
     @property
     def _finds_stripped(self) -> bool:
         return self._seals.is_keyed and self._seals.accepts_unsealed
 
-    def _follows_a_seal(self, run_id: str, record: Record) -> bool:
-        """Return whether the record before this one has a seal of a key, or had one when this one was written."""
+    def _follows_a_seal(self, run_id: str, record: Record, before: Record | None) -> bool:
+        """Return whether the record before this one has a seal of a key, or had one when this one was written.
+
+        `before` is the one that was read before it, if there is such.
+        """
         if (prev_of(record.header) or "").startswith(KEYED):
             return True
-        before = self.newest_stored(run_id, before=record.sequence)
+        if before is None or before.sequence != record.sequence - 1:
+            before = self.newest_stored(run_id, before=record.sequence)
         return before is not None and has_keyed_seal(before.header)
 
     def _has_seals(self, run_id: str, *, from_its_start: bool = False) -> bool:
