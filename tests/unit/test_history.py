@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from milepost import StepError, WorkflowError
-from milepost.errors import CheckpointCorruptError, NoBranchMatchedError
+from milepost.errors import CheckpointCorruptError, DeserializeStateError, NoBranchMatchedError
 from milepost.executor.history import JournalHistory
 from milepost.executor.history_reader import followed_by, position_after, read_history, retried_at
 from milepost.executor.history_values import StepRecord, parent_of
 from milepost.executor.renames import Renames
+from milepost.graph.nesting import recorded_items
 from milepost.model.failure import recorded_step_error
 from milepost.model.record import (
     CHECKPOINT,
@@ -314,3 +315,10 @@ def test_a_record_without_a_result_is_told_by_its_step():
     with pytest.raises(CheckpointCorruptError, match="'a' holds no result") as caught:
         StepRecord(1, record.fields(), record).outcome()
     assert ("a", 1) == (caught.value.node_id, caught.value.sequence)
+
+
+def test_items_that_are_nested_too_deep_to_be_read_are_damage() -> None:
+    state = b"[" * 100_000 + b"]" * 100_000
+    record = make_record("r", 3, "2026-01-01T00:00:00.000000Z", ITEMS, "each", state=state)
+    with pytest.raises(DeserializeStateError, match="the items of map 'each' are damaged"):
+        recorded_items("each", StepRecord(3, {}, record))

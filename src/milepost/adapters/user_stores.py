@@ -40,7 +40,7 @@ from milepost.model.checkpoint_data import CheckpointData
 from milepost.model.failure import describe
 from milepost.model.ids import SYSTEM, Clock, in_forked_child
 from milepost.model.ranges import Ranges, is_live
-from milepost.model.record import CHECKPOINT, ROLLBACK, START, Record
+from milepost.model.record import CHECKPOINT, NOT_JSON, ROLLBACK, START, Record
 from milepost.model.seal import as_first_written
 from milepost.store import (
     Append,
@@ -320,7 +320,7 @@ def _placed(node_id: str, data: bytes) -> StoredCheckpoint:
     names. Other bytes may name none."""
     try:
         envelope = _decode_envelope(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         envelope = _Envelope()
     place = envelope.step_results[-1] if envelope.workflow_name is not None and envelope.step_results else envelope
     is_of_steps = envelope.workflow_name is not None or envelope.step_type is not None

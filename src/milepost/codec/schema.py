@@ -86,7 +86,7 @@ def flaw_of(payload: bytes, schema: Any) -> str:
     """
     try:
         return _flaw_of(msgspec.json.decode(payload), schema, "payload")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return ""
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from milepost.errors import CheckpointCorruptError
 from milepost.executor.renames import Renames
-from milepost.model.record import Record, StepHead, branch_path, parse_time, segments_of
+from milepost.model.record import NOT_JSON, Record, StepHead, branch_path, parse_time, segments_of
 
 if TYPE_CHECKING:
     from milepost.model.info import RefusedAnswer, Wait
@@ -121,7 +121,7 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
         """Return the result of a call that succeeded; None if the record holds something else, which `outcome` reads."""
         try:
             made = _decode_result(self.record.payload or b"")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             return None
         return made if made.success else None
 
@@ -130,7 +130,7 @@ class StepRecord(msgspec.Struct, eq=False, gc=False):
         data = self.record.state() or b""
         try:
             return _decode_outcome(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        except NOT_JSON as exc:
             raise CheckpointCorruptError(
                 f"record {self.sequence} of step {self.record.node_id!r} holds no result of a step: {exc}",
                 node_id=self.record.node_id,

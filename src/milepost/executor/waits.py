@@ -31,7 +31,7 @@ from milepost.executor.flow import WaitWork
 from milepost.executor.history_values import OpenWait, PendingRecord, refused_answer, wait_of
 from milepost.model.failure import contained, describe
 from milepost.model.failure import place as say_where
-from milepost.model.record import REPLY, WAIT, as_posix, format_time, parse_time
+from milepost.model.record import NOT_JSON, REPLY, WAIT, as_posix, format_time, parse_time
 from milepost.store import RunRow, Signal, flaw_of_prompt, shortened
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ def reply_of(work: Waits, data: bytes) -> Reply[Any]:
 
     try:
         reply = msgspec.json.decode(data, type=_Reply)
-    except (msgspec.MsgspecError, RecursionError) as exc:
+    except NOT_JSON as exc:
         raise DeserializeStateError(f"the reply of a wait is damaged: {exc}") from exc
     codec: Codec[Any] = Codec(Any if work.payload is None else work.payload)
     is_empty = reply.timed_out or work.signal is None

@@ -42,7 +42,7 @@ from milepost.executor.run import Run, bounded_gather
 from milepost.graph.parallel import Stop, label_of, raise_of
 from milepost.graph.visits import DecisionVisit, NodeVisit
 from milepost.model.failure import place
-from milepost.model.record import ITEMS
+from milepost.model.record import ITEMS, NOT_JSON
 
 if TYPE_CHECKING:
     from milepost.executor.history import JournalHistory
@@ -409,7 +409,7 @@ def recorded_items(node_id: str, entry: StepRecord) -> list[bytes]:
     """Read the encoded items of a map from their record. Raises DeserializeStateError if they are damaged."""
     try:
         return [bytes(raw) for raw in msgspec.json.decode(entry.record.state() or b"", type=list[msgspec.Raw])]
-    except msgspec.MsgspecError as exc:
+    except NOT_JSON as exc:
         raise DeserializeStateError(f"the items of map {node_id!r} are damaged: {exc}", path="items") from exc
 
 

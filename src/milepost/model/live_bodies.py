@@ -9,6 +9,7 @@ import msgspec
 
 from milepost.model.events import Emitted, NodeOverdue, Progress, UnrecordedEvent
 from milepost.model.live import LiveEvent
+from milepost.model.record import NOT_JSON
 
 LARGEST_DATA = 256_000
 """Size in bytes of the largest data that is carried to readers elsewhere."""
@@ -94,5 +95,5 @@ def event_of(run_id: str, live: LiveEvent, sequence: int) -> UnrecordedEvent | N
             number=live.number,
             **told,
         )
-    except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError):
+    except (*NOT_JSON, KeyError, TypeError):
         return None

@@ -129,6 +129,8 @@ _UNREADABLE = {
     STRIPPED: "has no seal of a key, although other records of the run have one",
 }
 """The packings of which no state can be read, and what is told instead."""
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for bytes that are no JSON of the form that it reads, or nested too deep for it."""
 REFUSED = frozenset({UNENCRYPTED, UNLINKED, MISPLACED, STRIPPED})
 """The packings that mark a record, on its way to a reader, as one that nobody may believe."""
 
@@ -193,7 +195,7 @@ class Record(_Columns):
         try:
             self._decoded = _decode_object(self.header + b"}")
             return self._decoded
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        except NOT_JSON as exc:
             raise CheckpointCorruptError(
                 f"record {self.sequence} at node {self.node_id!r} has a damaged header ({exc}): go on from the record "
                 f"before it with on_corrupt='previous', or restore the store from a copy",
@@ -520,7 +522,7 @@ def step_head(header: bytes) -> StepHead | None:
     """Read the head of a step's completion; None for any other header, and for one that this release does not write."""
     try:
         return _decode_step(header + b"}")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
 
 
@@ -544,7 +546,7 @@ def difference_head(header: bytes) -> DifferenceHead | None:
     """Read the head of a record that is stored as a difference; None for any other header."""
     try:
         return _decode_difference(header + b"}")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
 
 

@@ -47,6 +47,7 @@ from milepost.model.record import (
     DIFFERENCE,
     ENCRYPTED,
     MISPLACED,
+    NOT_JSON,
     REFUSED,
     STRIPPED,
     UNENCRYPTED,
@@ -218,7 +219,7 @@ def has_link(header: bytes | None, link: str) -> bool:
 def _link_in(header: bytes) -> str:
     """Return what a header has as the record's link."""
     if header.rfind(b'"link":"', -_TAIL) >= 0:
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        with suppress(*NOT_JSON):
             link = _decode_link(header + b"}").link
             if link is not None:
                 return link
@@ -299,7 +300,7 @@ def is_of_life(record: Record, life: str) -> bool:
     at = header.rfind(_BEFORE_LIFE)
     if header.startswith(b'%s"' % life.encode(), at + len(_BEFORE_LIFE)) if at >= 0 else not life:
         return True
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    with suppress(*NOT_JSON):
         # The same bytes may also stand before the name of a tag.
         return _decode_life(header + b"}").life == life
     return True  # it is damaged, and told as such

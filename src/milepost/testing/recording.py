@@ -26,6 +26,7 @@ from milepost.model.record import (
     CHECKPOINT,
     FINISH,
     ITEMS,
+    NOT_JSON,
     OWNER,
     REPLY,
     START,
@@ -495,7 +496,7 @@ def _is_of_another(path: Path, run_id: str) -> bool:
     header = path.read_bytes().partition(b"\n")[0]
     try:
         return bool(_decode(header)["test"]["run"] != _short_digest(run_id))
-    except (msgspec.MsgspecError, LookupError, TypeError):
+    except (*NOT_JSON, LookupError, TypeError):
         return False
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from milepost.errors import DeserializeStateError
-from milepost.model.record import DIFFERENCE, UNPACKED, ZSTD, Record, compress, is_compressed, unpacked
+from milepost.model.record import DIFFERENCE, NOT_JSON, UNPACKED, ZSTD, Record, compress, is_compressed, unpacked
 from milepost.model.rope import Rope
 from milepost.model.seal import Seals, has_link, link_of
 from milepost.store import Token
@@ -266,7 +266,7 @@ def read_difference(record: Record) -> Difference | None:
     payload = record.payload or b""
     try:
         fields = _decode(unpacked(payload, _MOST_UNPACKED) if is_compressed(payload) else payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, DeserializeStateError):
+    except (*NOT_JSON, DeserializeStateError):
         return None
     if 0 <= fields.since <= fields.base < record.sequence and len(fields.edits) <= _MOST_READ:
         return fields

@@ -30,6 +30,7 @@ from milepost.model.ranges import Ranges, ranges_of
 from milepost.model.record import (
     CHECKPOINT,
     FORKED_FROM,
+    NOT_JSON,
     OWNER,
     REPLY,
     START,
@@ -240,7 +241,7 @@ def _sent(signal: Signal) -> dict[str, Any]:
         msgspec.json.decode(signal.payload)
         shown = msgspec.json.format(signal.payload, indent=-1)
         fields["payload"] = msgspec.Raw(shown)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a store takes any bytes
+    except NOT_JSON:  # a store takes any bytes
         fields["payload"] = shown = None
     if shown != signal.payload or shown == b"null":
         fields["data"] = base64.b64encode(signal.payload).decode()
@@ -296,14 +297,7 @@ def read_run(data: bytes, seals: Seals, run_id: str | None = None) -> Copy:
             continue
         try:
             reader.read(line)
-        except (
-            DeserializeStateError,
-            InvalidIDError,
-            OptionError,
-            msgspec.MsgspecError,
-            RecursionError,
-            ValueError,
-        ) as exc:
+        except (*NOT_JSON, DeserializeStateError, InvalidIDError, OptionError, ValueError) as exc:
             raise _broken(exc, f"line {number} of the run to import") from exc
     try:
         return reader.copy(is_verified=is_verified)

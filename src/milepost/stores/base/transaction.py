@@ -31,6 +31,7 @@ from milepost.model.record import (
     END,
     FAILURE,
     FINISH,
+    NOT_JSON,
     OWNER,
     VERBATIM,
     Record,
@@ -202,7 +203,7 @@ def saved_record(run_id: str, sequence: int, node_id: str, visit: int, data: byt
     """
     try:
         target = _decode_target(data).next_node
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         target = None
     fields = {"next_node": target, "encoding": VERBATIM}
     record = make_record(run_id, sequence, format_time(timestamp), CHECKPOINT, node_id, visit, fields=fields)
@@ -615,7 +616,7 @@ def row_of(values: Sequence[Any]) -> Row:
             *values[22:26],
         )
         return Row(*columns)
-    except (msgspec.MsgspecError, RecursionError) as exc:
+    except NOT_JSON as exc:
         raise damaged_row(values[0], exc) from exc
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from milepost.errors import StoreError
 from milepost.model.live import LiveEvent
+from milepost.model.record import NOT_JSON
 from milepost.store import check_id
 from milepost.stores.base.live import LiveStore
 
@@ -160,7 +161,7 @@ class WorkerStore(LiveStore):
                 opened = self._keeper.opened_live(entry.name, _event(kind, entry))
             try:
                 info = None if opened is None else decode(opened.body)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except NOT_JSON:
                 continue
             if info is not None and info.name == entry.name:
                 found.append(info)

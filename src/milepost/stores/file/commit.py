@@ -21,7 +21,7 @@ import msgspec
 from milepost.errors import StoreError
 from milepost.model.info import Wait
 from milepost.model.ranges import Ranges
-from milepost.model.record import DIFFERENCE, VERBATIM, Record
+from milepost.model.record import DIFFERENCE, NOT_JSON, VERBATIM, Record
 from milepost.store import MOST, Count, Signal, Status
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import NewerRow, RecordEntry
@@ -290,7 +290,7 @@ def _is_json(payload: bytes) -> bool:
     try:
         _parse(payload)
         payload.decode()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return False
     return True
 
@@ -404,10 +404,10 @@ def _header_of(path: str, line: bytes) -> Header:
     try:
         header = _decode(line)
         version = header.version
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+    except NOT_JSON as exc:
         try:
             version = _decode_version(line).version
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             version = 0
         if version <= VERSION:
             raise Damaged(path, f"has a first line that is damaged ({exc})") from exc

@@ -14,6 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from milepost.model.live import MOST_BYTES, LiveBatch, LiveEvent, Place
+from milepost.model.record import NOT_JSON
 from milepost.stores.base.folders import is_folder, make_folder
 from milepost.stores.base.live import beyond
 from milepost.stores.file.fs import open_regular, place_of
@@ -120,7 +121,7 @@ def _read(path: str, after: Place) -> list[LiveEvent]:
                 after = max(after, _decode_place(line[1:]))
                 continue
             event = _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             continue
         if event.place <= after:
             if event.epoch < after[0]:  # an earlier owner may have written it late
@@ -134,7 +135,7 @@ def _newest(path: str) -> LiveEvent | None:
     """Return the newest event of a file; None for none, and for what is no such file."""
     with suppress(OSError):
         for line in _lines_from_end(path):
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            with suppress(*NOT_JSON):
                 return _decode(line)
     return None
 

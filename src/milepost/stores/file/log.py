@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from milepost.model.record import NOT_JSON
 from milepost.stores.base.fence import Row
 from milepost.stores.base.transaction import DamagedRow, NewerRow
 from milepost.stores.file.commit import (
@@ -211,7 +212,7 @@ class Index:
         try:
             data = read_regular(self._path(level, block), _LARGEST_BLOCK)
             summary = _decode(data)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (OSError, *NOT_JSON):
             return None
         if not is_whole(data):
             return None
@@ -431,7 +432,7 @@ def read_pointer(place: str) -> Pointer | None:
         pointer = _decode_pointer(read_regular(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+    except (OSError, *NOT_JSON) as exc:
         if isinstance(exc, OSError) and exc.errno not in ONE_FILE:
             raise
         raise damaged_pointer(path, str(exc)) from exc

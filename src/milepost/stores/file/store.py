@@ -22,7 +22,7 @@ import msgspec
 
 from milepost.errors import MilepostError, RunNotFoundError, StoreClosedError, StoreError, StoreVersionError
 from milepost.model.ids import is_gone
-from milepost.model.record import Record
+from milepost.model.record import NOT_JSON, Record
 from milepost.store import Append, Claimed, LeaseState, Renewal, RunRow, Signal, StoreOptions, Token, Verdict
 from milepost.stores.base import fence
 from milepost.stores.base.decoding_transaction import DecodingTransaction
@@ -130,7 +130,7 @@ class FileStore(Runs):
             self._files.put(made, path)
             self._files.discard(made)
             return
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as exc:
+        except (*NOT_JSON, KeyError) as exc:
             raise StoreError(f"{path} is damaged ({exc}): restore it from a copy", store=self.place, op="open") from exc
         if found > VERSION:
             raise StoreVersionError(

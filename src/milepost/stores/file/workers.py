@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, suppress
 
 import msgspec
 
+from milepost.model.record import NOT_JSON
 from milepost.stores.base.folders import is_folder, make_folder, sync_folder
 from milepost.stores.base.workers import Entry
 from milepost.stores.file.fs import Files, place_of, read_regular
@@ -76,7 +77,7 @@ def _entries(folder: str, passed_over: type[OSError]) -> Iterator[Entry]:
     """Yield what stands in the files of a folder; nothing if there is none. Files that fail so are passed over."""
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(folder)):
-            with suppress(passed_over, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            with suppress(passed_over, *NOT_JSON):
                 entry = _decode(read_regular(f"{folder}/{name}"))
                 if place_of(entry.name) == name:
                     yield entry
