@@ -184,7 +184,7 @@ def _reading(setting: Setting, kilobytes: int, length: int) -> Figure:
 
 
 def _reading_after(setting: Setting, kilobytes: int, visits: int) -> Figure:
-    """What reading the newest state costs after many visits that changed a little, as the mean over further visits.
+    """Cost of reading the newest state after many visits that changed a little, as the mean over further visits.
 
     They are as many as a chain of such differences has, so that each of its lengths counts.
     """

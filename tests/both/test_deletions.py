@@ -1,4 +1,4 @@
-"""What a deletion leaves: the record after it names the records that went, so that nobody else can take one away unnoticed."""
+"""Deletions: the record after one names the records that went, so that nobody else can take one away unnoticed."""
 
 from __future__ import annotations
 

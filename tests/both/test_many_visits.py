@@ -1,4 +1,4 @@
-"""What a reader of the newest state reads after 10 000 visits, each of which changed a little."""
+"""Bounds of what a reader of the newest state reads after 10 000 visits, each of which changed a little."""
 
 from __future__ import annotations
 

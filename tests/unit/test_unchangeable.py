@@ -1,4 +1,4 @@
-"""Which values count as unable to change in place."""
+"""Values that count as unable to change in place."""
 
 from __future__ import annotations
 
