@@ -197,7 +197,8 @@ def test_only_stores_that_keep_differences_are_given_ropes() -> None:
     graph.add_conditional_edge("grow", lambda state: "grow" if state.n < 55 else END, ["grow", END])
     for store, kinds in ((Watching(":memory:"), {bytes, Rope}), (Copying(), {bytes})):
         given: list[Record] = []
-        graph.compile().run(Log(), store=store, run_id="r")
+        with store:
+            graph.compile().run(Log(), store=store, run_id="r")
         assert kinds == {type(record.payload) for record in given}
         assert all(type(record.state()) is bytes for record in given)
         assert all(record.size == len(record.state() or b"") for record in given)
