@@ -230,9 +230,8 @@ def test_a_run_whose_code_would_end_its_worker_is_blocked_and_the_others_go_on(p
     assert ("blocked", 3) == (info.status, info.crash_count)
     assert end.__name__ in info.reason
     assert 3 == sum("its code raised" in record.getMessage() for record in caplog.records)
-    times = len(log)
     engine.worker().run(until_idle=True)
-    assert times == len(log)
+    assert info == engine.handle("bad").info()  # nobody took it; a thread of the other branch may still begin its node
 
 
 def test_an_end_that_is_counted_as_a_crash_is_counted_on_every_store(medium, clock):

@@ -397,6 +397,7 @@ def vanishing(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Postgres
             ConnectionPool(proxy.dsn, min_size=2, max_size=2, timeout=LEASE) as pool,
             PostgresStore(pool) as store,
         ):
+            pool.wait()  # one that vanishes while the pool opens it is waited for without end
             yield store
 
 
