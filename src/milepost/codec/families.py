@@ -51,6 +51,8 @@ class Family:
 
     is_mapping = False
     has_sides = False
+    is_known_to_msgspec = True
+    """True if msgspec writes an object that `read_columns` accepts as the JSON object of its fields in order."""
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -279,6 +281,8 @@ FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 class AttrsFamily(Family):
     """attrs classes, which have `__attrs_attrs__`."""
 
+    is_known_to_msgspec = False  # it writes the fields in another order, and leaves out those that begin with `_`
+
     def list_fields(self) -> Iterable[FieldSpec]:
         for attribute in self.cls.__attrs_attrs__:
             default: Callable[[], Any] | None
@@ -328,6 +332,7 @@ class NamedTupleFamily(Family):
     """NamedTuples: tuples whose class has `_fields`."""
 
     refusal = ""
+    is_known_to_msgspec = False  # it writes an array
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for name in self.cls._fields:
@@ -350,6 +355,12 @@ class StructFamily(Family):
     """msgspec structs."""
 
     refusal = ""
+
+    @cached_property
+    def is_known_to_msgspec(self) -> bool:  # type: ignore[override]
+        config = self.cls.__struct_config__
+        is_changed = config.tag is not None or config.array_like or config.omit_defaults
+        return not is_changed and self.cls.__struct_encode_fields__ == self.names
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for field in msgspec.structs.fields(self.cls):
@@ -396,7 +407,8 @@ class TypedDictFamily(Family):
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
         # A dict has no key twice. So if all keys together are the names again and again, each row has all names in order.
-        in_order = [*chain.from_iterable(values)] == [*self.names] * len(values)
+        keys = [*chain.from_iterable(values)]
+        in_order = keys == [*self.names] * len(values) and {*map(type, keys)} <= {str}
         return columns_of(self.names, values) if in_order else None
 
     def attribute_beyond(self, value: Any) -> str | None:
@@ -411,6 +423,7 @@ class PydanticFamily(Family):
 
     has_sides = True
     refusal = ""
+    is_known_to_msgspec = False
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for name, field in self.cls.__pydantic_fields__.items():

@@ -7,8 +7,8 @@ tell apart become an object with the key `$mp`. `load` reads both, so old record
 type of a field was narrowed from Any.
 
 `dump_all` writes a column of values at once, such as all totals of a list of orders. `are_json` tells, by functions
-that are written in C, that a column is JSON as it is. Lists of records are written column by column, all other
-columns value by value.
+that are written in C, that msgspec writes the values of a column as they are, which may be objects, just as `dump`
+would. Lists of records are looked at column by column, all other columns value by value.
 
 JSON without marks is read in one go if the result can be proved right. `twin` is a type that msgspec's typed decoder
 knows: the class itself, or a dict of a record's fields. That decoder is more lenient than this codec, so its result
@@ -104,13 +104,15 @@ class Plan:
         return tag == self.tag and self.tag != ""
 
     def are_json(self, values: list[Any], depth: int) -> bool:
-        """Return whether the values of a column are of the declared type and `dump` gives them back as they are."""
+        """Return whether the values of a column are of the declared type and msgspec writes them as `dump` would."""
         return False
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         """Write each value of a column as `dump` does. The column itself comes back if nothing changes."""
-        if self.are_json(values, depth):
-            return values
+        return values if self.are_json(values, depth) else self._dump_each(values, depth)
+
+    def _dump_each(self, values: list[Any], depth: int) -> list[Any]:
+        """Write each value of a column by itself."""
         out: list[Any] = []
         try:
             for value in values:

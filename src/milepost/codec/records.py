@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from operator import is_
 from typing import Any, TypedDict
 
 import msgspec
@@ -178,12 +179,23 @@ class RecordPlan(Plan):
             return self.dump(value, depth)
         return {MARK: "object", "t": self._name_of(self.cls), "v": self.dump(value, depth)}
 
-    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+    def _columns_of(self, values: list[Any], depth: int) -> list[list[Any]] | None:
+        """Return a list of values for each field; None if the objects have to be looked at one by one."""
         if not values or self._recursive or self.family.refusal or depth >= MAX_DEPTH:
-            return super().dump_all(values, depth)
-        columns = self.family.read_columns(values) if {*map(type, values)} == {*self.types} else None
+            return None
+        return self.family.read_columns(values) if {*map(type, values)} == {*self.types} else None
+
+    def are_json(self, values: list[Any], depth: int) -> bool:
+        columns = self._columns_of(values, depth) if self.family.is_known_to_msgspec else None
         if columns is None:
-            return super().dump_all(values, depth)
+            return False
+        plans = self.plans.values()
+        return all(plan.are_json(column, depth + 1) for plan, column in zip(plans, columns, strict=True))
+
+    def dump_all(self, values: list[Any], depth: int) -> list[Any]:
+        columns = self._columns_of(values, depth)
+        if columns is None:
+            return self._dump_each(values, depth)
         dumped: list[list[Any]] = []
         try:
             for plan, column in zip(self.plans.values(), columns, strict=True):
@@ -191,6 +203,8 @@ class RecordPlan(Plan):
         except Refusal as refusal:
             refusal.steps.append(self.step(self.family.names[len(dumped)]))
             raise
+        if self.family.is_known_to_msgspec and all(map(is_, dumped, columns)):
+            return values
         return [dict(zip(self.family.names, row, strict=True)) for row in zip(*dumped, strict=True)]
 
     # -- reading -------------------------------------------------------------------------------------
