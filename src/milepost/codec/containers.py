@@ -54,7 +54,7 @@ class ListPlan(Plan):
         return self.item.revives
 
     def revive(self, twin: Any) -> Any:
-        return list(map(self.item.revive, twin))
+        return self.item.revive_all(twin)
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         return are_containers(list, self.item, values, depth)
@@ -93,7 +93,7 @@ class SequencePlan(Tagged):
         return self.cls is not tuple or self.item.revives
 
     def revive(self, twin: Any) -> Any:
-        return tuple(map(self.item.revive, twin)) if self.cls is tuple else super().revive(twin)
+        return tuple(self.item.revive_all(list(twin))) if self.cls is tuple else super().revive(twin)
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         return self.cls is tuple and are_containers(tuple, self.item, values, depth)  # msgspec writes it as an array
@@ -298,7 +298,7 @@ class DictPlan(Tagged):
     def revive(self, twin: Any) -> Any:
         if not self._has_twin:
             return super().revive(twin)
-        return {key: self.value.revive(item) for key, item in twin.items()}
+        return dict(zip(twin, self.value.revive_all(list(twin.values())), strict=True))
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         if not self._has_twin or depth >= MAX_DEPTH or {*map(type, values)} != {dict}:

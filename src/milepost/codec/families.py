@@ -163,6 +163,17 @@ class Family:
                 _set(obj, name, value)
         return obj
 
+    def build_all(self, rows: list[dict[str, Any]]) -> list[Any]:
+        """Make an object of each row, as `build` does."""
+        if type(self).build is not Family.build or not self._is_in_dict:
+            return list(map(self.build, rows))
+        objects: list[Any] = []
+        for values in rows:
+            obj = object.__new__(self.cls)
+            vars(obj).update(values)
+            objects.append(obj)
+        return objects
+
     def sides(self, value: Any) -> dict[str, Any]:
         """Return what to record of an object beside its fields, by key."""
         return {}

@@ -126,6 +126,10 @@ class Plan:
         """Make the value of a twin, which may be changed for it. The twin of this method is plain JSON."""
         return self.load(twin, True)
 
+    def revive_all(self, twins: list[Any]) -> list[Any]:
+        """Make the values of many twins, as `revive` does."""
+        return list(map(self.revive, twins))
+
     def contradicted(self, value: Any) -> Contradicted:
         """Make the refusal of a value that is not of the declared type."""
         actual = describe(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, TypedDict
 
 import msgspec
@@ -367,11 +367,15 @@ class RecordPlan(Plan):
         return make("Twin", {name: plan.twin for name, plan in self.plans.items()})
 
     def revive(self, twin: Any) -> Any:
+        return super().revive(twin) if self.twin is Any else self.revive_all([twin])[0]
+
+    def revive_all(self, twins: list[Any]) -> list[Any]:
         if self.twin is Any:
-            return super().revive(twin)
+            return super().revive_all(twins)
         for name, plan in self._reviving.items():
-            twin[name] = plan.revive(twin[name])
-        return self.family.build(twin)
+            for twin, value in zip(twins, plan.revive_all(list(map(itemgetter(name), twins))), strict=True):
+                twin[name] = value
+        return self.family.build_all(twins)
 
     # -- the state as a whole ------------------------------------------------------------------------
 
