@@ -169,37 +169,38 @@ def test_sqlite_tables_of_version_2_come_to_the_same(tmp_path: Path) -> None:
 # -- PostgreSQL ------------------------------------------------------------------------------------
 
 
-def vacuum(database: Database, table: str) -> None:
-    """Vacuum until indexes alone can tell what is there. That can't be while an older snapshot is open, as the server itself
-    takes one to analyze a table."""
-    until = time.monotonic() + 60
-    visible = f"SELECT relallvisible = relpages FROM pg_class WHERE oid = 'milepost.{table}'::regclass"
-    while True:
-        database.query(f"VACUUM ANALYZE milepost.{table}")
-        if database.query(visible) == [(True,)]:
-            return
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def large(postgres: str, database: Database) -> Iterator[PostgresStore]:
     with PostgresStore(postgres) as store:
         with store._write("fill") as tx:
             fill(tx, 3000)
-        vacuum(database, "runs")
-        vacuum(database, "run_tags")
+        vacuum(database)
         yield store
 
 
-def test_postgres_reads_as_many_rows_as_it_gives(large: PostgresStore) -> None:
+def vacuum(database: Database) -> None:
+    for table in ("runs", "run_tags"):
+        database.query(f"VACUUM ANALYZE milepost.{table}")
+
+
+def test_postgres_reads_as_many_rows_as_it_gives(large: PostgresStore, database: Database) -> None:
+    until = time.monotonic() + 60
+    while too_many := read_by(large, more_than=120):
+        # Indexes alone do not tell what is there if the server had a snapshot from before the rows, as it takes one to
+        # analyze a table.
+        assert time.monotonic() < until, too_many
+        vacuum(database)
+
+
+def read_by(large: PostgresStore, *, more_than: int) -> dict[str, int]:
+    """For each work that reads more rows than that the number of them."""
     read = {}
     for name, work in WORK.items():
         with large._write("look") as tx:  # a poll locks what it may take
             before = rows_read(tx)
             work(tx)
             read[name] = rows_read(tx) - before
-    assert {} == {name: count for name, count in read.items() if count > 120}
+    return {name: count for name, count in read.items() if count > more_than}
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def misleading(postgres: str, database: Database) -> Iterator[PostgresStore]:
         with store._write("fill") as tx:
             for number in range(3000):
                 tx.add_row(row(number, flow="common", status="ready", tags={}))
-        vacuum(database, "runs")
+        database.query("VACUUM ANALYZE milepost.runs")
         database.query(
             "UPDATE milepost.runs SET status = 'finished' WHERE id IN (SELECT id FROM milepost.runs ORDER BY id LIMIT 2500)"
         )
