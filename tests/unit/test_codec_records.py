@@ -2,15 +2,17 @@
 
 import copy
 import functools
+import math
 import operator
 import subprocess
 import sys
 import threading
 import typing
+import uuid
 from abc import ABC, abstractmethod
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, make_dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
@@ -337,6 +339,108 @@ def test_many_objects_are_written_as_each_of_them(type_: Any, value: Any) -> Non
     assert b'{"k":' + one + b',"l":' + one + b"}" == Codec(dict[str, type_]).encode({"k": value, "l": value})
     assert b'[{"value":' + two + b"}]" == Codec(list[Box[list[type_]]]).encode([Box([value, value])])
     assert canonical([value, value], [type_]) == canonical([value, copy.copy(value)], [type_])
+
+
+def odd_records() -> list[tuple[Any, Any]]:
+    """Classes whose objects msgspec would write otherwise than field by field, with an object of each."""
+
+    class Stored(msgspec.Struct):
+        x: Any
+
+    class Shown(Stored):
+        @property
+        def x(self) -> int:  # type: ignore[override]
+            return 1
+
+    class Shadowing(Stored):
+        x = 5
+
+    @dataclass
+    class Telling:
+        x: int
+
+        def __getattribute__(self, name: str) -> Any:
+            return 7 if name == "x" else object.__getattribute__(self, name)
+
+    @dataclass
+    class Deleting:
+        x: int
+
+    class Deletes:
+        def __get__(self, obj: Any, cls: Any) -> int:
+            return 9
+
+        def __delete__(self, obj: Any) -> None: ...
+
+    Deleting.x = Deletes()  # type: ignore[assignment]
+
+    @dataclass(init=False)
+    class Id(uuid.UUID):
+        __slots__ = ()
+        int: Any
+        is_safe: uuid.SafeUUID  # type: ignore[assignment]
+
+    class Empty(msgspec.Struct, tag=True):
+        pass
+
+    class NoPair(NamedTuple):
+        pass
+
+    class Nothing(TypedDict):
+        pass
+
+    named = make_dataclass("named", [(Key.A, int, 5)])
+    member_keys = TypedDict("member_keys", {Key.A: int})  # type: ignore[misc]
+    return [
+        (Shown, Shown({1: 2})),
+        (Shadowing, Shadowing(math.nan)),
+        (Telling, Telling(1)),
+        (Deleting, Deleting.__new__(Deleting)),
+        (Id, Id(int=5)),
+        (Empty, Empty()),
+        (NoPair, NoPair()),
+        (Nothing, {}),
+        (named, named(1)),
+        (member_keys, {"a": 1}),
+    ]
+
+
+@for_each("type_, value", odd_records())
+def test_many_odd_objects_are_written_as_each_of_them(type_: Any, value: Any) -> None:
+    one = Codec(type_).encode(value)
+    assert b"[" + one + b"," + one + b"]" == Codec(list[type_]).encode([value, value])
+    assert b'{"k":' + one + b"}" == Codec(dict[str, type_]).encode({"k": value})
+
+
+def test_the_keys_of_a_typed_dict_that_is_declared_with_an_enum_are_texts() -> None:
+    type_ = TypedDict("type_", {Key.A: int})  # type: ignore[misc]
+    for codec, value in ((Codec(type_), {"a": 1}), (Codec(list[type_]), [{"a": 1}])):
+        assert repr(value) == repr(codec.decode(codec.encode(value)))
+
+
+class Mixin:
+    __slots__ = ("beside",)
+
+
+class Mixed(msgspec.Struct, Mixin):
+    x: int
+
+
+def without_field(value: Mixed) -> Mixed:
+    del value.x
+    return value
+
+
+def with_more(value: Mixed) -> Mixed:
+    value.beside = 4
+    return value
+
+
+@for_each("value", [without_field(Mixed(1)), with_more(Mixed(1))])
+def test_a_struct_that_can_not_be_recorded_is_refused_wherever_it_is(value: Mixed) -> None:
+    for type_, state in ((Mixed, value), (list[Mixed], [value]), (list[Mixed | None], [None, value])):
+        with pytest.raises(SerializeStateError):
+            Codec(type_).encode(state)
 
 
 def test_a_key_of_a_typed_dict_is_exactly_a_text() -> None:

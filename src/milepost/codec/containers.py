@@ -56,6 +56,11 @@ class ListPlan(Plan):
     def revive(self, twin: Any) -> Any:
         return self.item.revive_all(twin)
 
+    @cached_property
+    def may_be_json(self) -> bool:  # type: ignore[override]
+        """True if the items may be JSON as they are."""
+        return self.item.may_be_json
+
     def are_json(self, values: list[Any], depth: int) -> bool:
         return are_containers(list, self.item, values, depth)
 
@@ -93,7 +98,12 @@ class SequencePlan(Tagged):
         return self.cls is not tuple or self.item.revives
 
     def revive(self, twin: Any) -> Any:
-        return tuple(self.item.revive_all(list(twin))) if self.cls is tuple else super().revive(twin)
+        return tuple(self.item.revive_all(twin)) if self.cls is tuple else super().revive(twin)
+
+    @cached_property
+    def may_be_json(self) -> bool:  # type: ignore[override]
+        """True if these are tuples of items that may be JSON as they are."""
+        return self.cls is tuple and self.item.may_be_json
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         return self.cls is tuple and are_containers(tuple, self.item, values, depth)  # msgspec writes it as an array
@@ -299,6 +309,11 @@ class DictPlan(Tagged):
         if not self._has_twin:
             return super().revive(twin)
         return dict(zip(twin, self.value.revive_all(list(twin.values())), strict=True))
+
+    @cached_property
+    def may_be_json(self) -> bool:  # type: ignore[override]
+        """True if keys are text, and the values may be JSON as they are."""
+        return self._has_twin and self.value.may_be_json
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         if not self._has_twin or depth >= MAX_DEPTH or {*map(type, values)} != {dict}:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from operator import attrgetter, itemgetter
+from types import MemberDescriptorType
 from typing import Any, Generic, Protocol, get_origin, is_typeddict
+from uuid import UUID
 
 import msgspec
 
@@ -51,8 +54,6 @@ class Family:
 
     is_mapping = False
     has_sides = False
-    is_known_to_msgspec = True
-    """True if msgspec writes an object that `read_columns` accepts as the JSON object of its fields in order."""
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -80,10 +81,28 @@ class Family:
         return ""
 
     @cached_property
+    def is_known_to_msgspec(self) -> bool:
+        """True if msgspec writes an object that `read_columns` accepts as the JSON object of its fields in order."""
+        return self._is_stored
+
+    @cached_property
+    def _is_stored(self) -> bool:
+        """True if what is read as a field is what the object's dict or a slot of its own has, which is what msgspec writes."""
+        if not self._is_read_as_usual or not {*map(type, self.names)} <= {str} or issubclass(self.cls, UUID):
+            return False
+        places = (inspect.getattr_static(self.cls, name, None) for name in self.names)
+        return self._is_in_dict or all(type(place) is MemberDescriptorType for place in places)
+
+    @cached_property
+    def _is_read_as_usual(self) -> bool:
+        return self.cls.__getattribute__ is object.__getattribute__
+
+    @cached_property
     def _is_in_dict(self) -> bool:
         """True if the dict of an object has all fields, so that none is in a slot or behind a property."""
+        places = [vars(base).get(name) for base in self.cls.__mro__ for name in self.names]
         return bool(self.cls.__dictoffset__) and not any(
-            hasattr(vars(base).get(name), "__set__") for base in self.cls.__mro__ for name in self.names
+            hasattr(place, "__set__") or hasattr(place, "__delete__") for place in places
         )
 
     @cached_property
@@ -106,7 +125,7 @@ class Family:
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
         """Return a list of values for each field; None if an object may lack a field or has attributes that are no fields."""
-        if self._slots_beyond or not self.names:
+        if self._slots_beyond or not self._is_read_as_usual:
             return None
         if self._is_in_dict:
             attributes = list(map(vars, values))
@@ -163,7 +182,7 @@ class Family:
                 _set(obj, name, value)
         return obj
 
-    def build_all(self, rows: list[dict[str, Any]]) -> list[Any]:
+    def build_all(self, rows: Sequence[dict[str, Any]]) -> list[Any]:
         """Make an object of each row, as `build` does."""
         if type(self).build is not Family.build or not self._is_in_dict:
             return list(map(self.build, rows))
@@ -368,10 +387,10 @@ class StructFamily(Family):
     refusal = ""
 
     @cached_property
-    def is_known_to_msgspec(self) -> bool:  # type: ignore[override]
+    def is_known_to_msgspec(self) -> bool:
         config = self.cls.__struct_config__
         is_changed = config.tag is not None or config.array_like or config.omit_defaults
-        return not is_changed and self.cls.__struct_encode_fields__ == self.names
+        return self._is_stored and not is_changed and self.cls.__struct_encode_fields__ == self.names
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for field in msgspec.structs.fields(self.cls):
@@ -398,9 +417,12 @@ class StructFamily(Family):
         return make
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
-        if self.cls.__dictoffset__ and any(map(vars, values)):
+        if self._slots_beyond or (self.cls.__dictoffset__ and any(map(vars, values))):
             return None
-        return [list(map(attrgetter(name), values)) for name in self.names]
+        try:
+            return [list(map(attrgetter(name), values)) for name in self.names]
+        except Exception:  # a field was deleted, or a property raised: reading one by one finds out which
+            return None
 
     def build(self, values: dict[str, Any], sides: dict[str, Any] | None = None) -> Any:
         return self._make(**values)
@@ -411,10 +433,13 @@ class TypedDictFamily(Family):
 
     is_mapping = True
     refusal = ""
+    is_known_to_msgspec = True
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for name in self.cls.__annotations__:
-            yield FieldSpec(name, optional=name in self.cls.__optional_keys__)
+            yield FieldSpec(
+                str.__str__(name), optional=name in self.cls.__optional_keys__
+            )  # it may be a member of an enum
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
         # A dict has no key twice. So if all keys together are the names again and again, each row has all names in order.

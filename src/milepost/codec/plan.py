@@ -21,7 +21,7 @@ has its row. Plans keep no state of a call and may be used by several threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -86,6 +86,7 @@ class Plan:
     twin: Any = Any  # the type that msgspec's typed decoder reads instead; valid if the same bytes come out again
     revives = True  # `revive` has to make the values from the twins
     keeps_text = False  # a text in JSON is the value itself
+    may_be_json = False  # `are_json` may say yes
 
     def dump(self, value: Any, depth: int) -> Any:
         """Write `value` for a place whose declared type is this one."""
@@ -109,7 +110,7 @@ class Plan:
 
     def dump_all(self, values: list[Any], depth: int) -> list[Any]:
         """Write each value of a column as `dump` does. The column itself comes back if nothing changes."""
-        return values if self.are_json(values, depth) else self._dump_each(values, depth)
+        return values if self.may_be_json and self.are_json(values, depth) else self._dump_each(values, depth)
 
     def _dump_each(self, values: list[Any], depth: int) -> list[Any]:
         """Write each value of a column by itself."""
@@ -126,7 +127,7 @@ class Plan:
         """Make the value of a twin, which may be changed for it. The twin of this method is plain JSON."""
         return self.load(twin, True)
 
-    def revive_all(self, twins: list[Any]) -> list[Any]:
+    def revive_all(self, twins: Sequence[Any]) -> list[Any]:
         """Make the values of many twins, as `revive` does."""
         return list(map(self.revive, twins))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import is_, itemgetter
 from typing import Any, TypedDict
@@ -181,12 +181,19 @@ class RecordPlan(Plan):
 
     def _columns_of(self, values: list[Any], depth: int) -> list[list[Any]] | None:
         """Return a list of values for each field; None if the objects have to be looked at one by one."""
-        if not values or self._recursive or self.family.refusal or depth >= MAX_DEPTH:
+        if not values or not self.plans or self._recursive or self.family.refusal or depth >= MAX_DEPTH:
             return None
         return self.family.read_columns(values) if {*map(type, values)} == {*self.types} else None
 
+    @cached_property
+    def may_be_json(self) -> bool:  # type: ignore[override]
+        """True if msgspec writes the objects as `dump` does, and all fields may be JSON as they are."""
+        if self._recursive or self.family.refusal or not self.family.is_known_to_msgspec:
+            return False
+        return all(plan.may_be_json for plan in self.plans.values())
+
     def are_json(self, values: list[Any], depth: int) -> bool:
-        columns = self._columns_of(values, depth) if self.family.is_known_to_msgspec else None
+        columns = self._columns_of(values, depth) if self.may_be_json else None
         if columns is None:
             return False
         plans = self.plans.values()
@@ -203,7 +210,7 @@ class RecordPlan(Plan):
         except Refusal as refusal:
             refusal.steps.append(self.step(self.family.names[len(dumped)]))
             raise
-        if self.family.is_known_to_msgspec and all(map(is_, dumped, columns)):
+        if self.may_be_json and all(map(is_, dumped, columns)):
             return values
         return [dict(zip(self.family.names, row, strict=True)) for row in zip(*dumped, strict=True)]
 
@@ -369,7 +376,7 @@ class RecordPlan(Plan):
     def revive(self, twin: Any) -> Any:
         return super().revive(twin) if self.twin is Any else self.revive_all([twin])[0]
 
-    def revive_all(self, twins: list[Any]) -> list[Any]:
+    def revive_all(self, twins: Sequence[Any]) -> list[Any]:
         if self.twin is Any:
             return super().revive_all(twins)
         for name, plan in self._reviving.items():

@@ -45,6 +45,7 @@ class JsonPlan(Plan):
 
     plain = True
     revives = False
+    may_be_json = True
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         return {*map(type, values)} == {self.twin} and ARE_JSON[self.twin](values)

@@ -122,6 +122,11 @@ class OptionalPlan(Plan):
     def revive(self, twin: Any) -> Any:
         return None if twin is None else self.inner.revive(twin)
 
+    @cached_property
+    def may_be_json(self) -> bool:  # type: ignore[override]
+        """True if null is None, and the inner type's values may be JSON as they are."""
+        return self._null_is_none and self.inner.may_be_json
+
     def are_json(self, values: list[Any], depth: int) -> bool:
         some = [value for value in values if value is not None]
         return self._null_is_none and (not some or self.inner.are_json(some, depth))
@@ -223,6 +228,11 @@ class UnionPlan(Plan):
     def revives(self) -> bool:  # type: ignore[override]
         """True if the union has no twin."""
         return not self._scalars
+
+    @cached_property
+    def may_be_json(self) -> bool:  # type: ignore[override]
+        """True if JSON itself shows the classes of all members."""
+        return bool(self._scalars)
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         return bool(self._scalars) and {*map(type, values)} <= self._scalars and are_exact(values)
@@ -363,6 +373,8 @@ class UntypedPlan(Plan):
             refusal.steps.append(key_step(key))
             raise
         return self._by_type[dict].wrap(value, depth)
+
+    may_be_json = True
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         return are_exact(values)
