@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
@@ -620,6 +621,7 @@ def held(bookings: Bookings) -> subprocess.Popen[str]:
     process = bookings.spawn("run", "bookings:holds", "--run-id", "a")
     assert process.stdout is not None
     next(line for line in process.stdout if line == "held\n")
+    time.sleep(0.5)  # a Ctrl-C before the main thread waits for the step does not wait for it either
     return process
 
 
