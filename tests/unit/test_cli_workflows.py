@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
@@ -25,7 +24,6 @@ __all__ = ["shop"]
 SOURCE = """
 import asyncio
 import atexit
-import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -137,10 +135,13 @@ def holds() -> Steps[None]:
     yield step("long").python(sleep_long)
 
 
-def sleep_long() -> None:
+async def sleep_long() -> None:
     print("held\\n", end="", flush=True)  # in one piece, whoever else prints
-    while not Path("go").exists():
-        time.sleep(0.01)
+    try:
+        await asyncio.sleep(0 if Path("go").exists() else 60)
+    finally:
+        while not Path("go").exists():  # a clean-up that takes its time
+            await asyncio.sleep(0.01)
 
 
 def plain():
@@ -621,7 +622,6 @@ def held(bookings: Bookings) -> subprocess.Popen[str]:
     process = bookings.spawn("run", "bookings:holds", "--run-id", "a")
     assert process.stdout is not None
     next(line for line in process.stdout if line == "held\n")
-    time.sleep(0.5)  # a Ctrl-C before the main thread waits for the step does not wait for it either
     return process
 
 

@@ -228,7 +228,7 @@ def _perform(invocation: Invocation, act: _Act, *, is_full: bool = False, **opti
 
 @contextlib.contextmanager
 def _ended_by_second_signal() -> Iterator[None]:
-    """Say what the first Ctrl-C waits for, a function that runs in a thread, and let the second one end the process."""
+    """Say that the first Ctrl-C cancels what runs, whose clean-up may take its time, and let the second end the process."""
     stops, loop = signal.getsignal(signal.SIGINT), asyncio.get_running_loop()
     if not callable(stops) or threading.current_thread() is not threading.main_thread():
         yield  # a shell has what it runs in the background ignore it
@@ -242,7 +242,7 @@ def _ended_by_second_signal() -> Iterator[None]:
             os.write(2, b"milepost: ended at once: what ran is done again by a resume\n")
             os._exit(INTERRUPTED)
         is_stopping = True
-        os.write(2, b"milepost: interrupted: stopping when what runs has ended; once more to end at once\n")
+        os.write(2, b"milepost: interrupted: cancelling what runs; once more to end at once\n")
         stops(number, frame)
 
     with contextlib.suppress(NotImplementedError):
