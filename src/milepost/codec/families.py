@@ -182,17 +182,6 @@ class Family:
                 _set(obj, name, value)
         return obj
 
-    def build_all(self, rows: Sequence[dict[str, Any]]) -> list[Any]:
-        """Make an object of each row, as `build` does."""
-        if type(self).build is not Family.build or not self._is_in_dict:
-            return list(map(self.build, rows))
-        objects: list[Any] = []
-        for values in rows:
-            obj = object.__new__(self.cls)
-            vars(obj).update(values)
-            objects.append(obj)
-        return objects
-
     def sides(self, value: Any) -> dict[str, Any]:
         """Return what to record of an object beside its fields, by key."""
         return {}
@@ -436,10 +425,8 @@ class TypedDictFamily(Family):
     is_known_to_msgspec = True
 
     def list_fields(self) -> Iterable[FieldSpec]:
-        for name in self.cls.__annotations__:
-            yield FieldSpec(
-                str.__str__(name), optional=name in self.cls.__optional_keys__
-            )  # it may be a member of an enum
+        for name in map(str.__str__, self.cls.__annotations__):  # they may be members of an enum
+            yield FieldSpec(name, optional=name in self.cls.__optional_keys__)
 
     def read_columns(self, values: list[Any]) -> list[list[Any]] | None:
         # A dict has no key twice. So if all keys together are the names again and again, each row has all names in order.

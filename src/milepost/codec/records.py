@@ -382,7 +382,7 @@ class RecordPlan(Plan):
         for name, plan in self._reviving.items():
             for twin, value in zip(twins, plan.revive_all(list(map(itemgetter(name), twins))), strict=True):
                 twin[name] = value
-        return self.family.build_all(twins)
+        return list(map(self.family.build, twins))
 
     # -- the state as a whole ------------------------------------------------------------------------
 

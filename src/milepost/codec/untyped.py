@@ -290,6 +290,7 @@ class UntypedPlan(Plan):
     plain = True
     revives = False
     keeps_text = True
+    may_be_json = True
     bare = frozenset({"null", "bool", "int", "float", "str", "list", "dict"})
     expected = "any carried value"
 
@@ -373,8 +374,6 @@ class UntypedPlan(Plan):
             refusal.steps.append(key_step(key))
             raise
         return self._by_type[dict].wrap(value, depth)
-
-    may_be_json = True
 
     def are_json(self, values: list[Any], depth: int) -> bool:
         return are_exact(values)
