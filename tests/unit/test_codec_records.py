@@ -314,6 +314,7 @@ def test_an_object_comes_back_in_every_kind_of_place(type_: Any, value: Any) -> 
     for codec, state in (
         (Codec(type_), value),
         (Codec(list[type_]), [value] * 3),
+        (Codec(list[type_ | None]), [value, None, value]),
         (Codec(dict[str, type_ | None]), {"a": value, "b": None}),
         (Codec(type_ | int | str), value),
         (Codec(Any, types=[type_]), value),

@@ -9,7 +9,7 @@ looked up there; nothing is ever imported by it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import cached_property
 from math import isfinite
@@ -121,6 +121,10 @@ class OptionalPlan(Plan):
 
     def revive(self, twin: Any) -> Any:
         return None if twin is None else self.inner.revive(twin)
+
+    def revive_all(self, twins: Sequence[Any]) -> list[Any]:
+        some = iter(self.inner.revive_all([twin for twin in twins if twin is not None]))
+        return [None if twin is None else next(some) for twin in twins]
 
     @cached_property
     def may_be_json(self) -> bool:  # type: ignore[override]
