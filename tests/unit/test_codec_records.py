@@ -419,6 +419,35 @@ def test_the_keys_of_a_typed_dict_that_is_declared_with_an_enum_are_texts() -> N
         assert repr(value) == repr(codec.decode(codec.encode(value)))
 
 
+Marked = TypedDict("Marked", {"$mp": str, "v": int})
+Unmarked = TypedDict("Unmarked", {"$set": int})
+
+
+def model_with(name: str) -> Any:
+    """A pydantic model with a field of any name."""
+    fields: Any = {name: (str, ...)}
+    return pydantic.create_model("Model", **fields)
+
+
+def reserved_names() -> list[tuple[Any, Any]]:
+    """Record classes and objects with a field whose name is a key of a record's own form."""
+    models = [(model_with(name), name) for name in ("$mp", "$set", "$extra", "$private")]
+    return [(Marked, {"$mp": "date", "v": 1}), *[(model, model(**{name: "a"})) for model, name in models]]
+
+
+@for_each("type_, value", reserved_names())
+def test_a_field_with_a_reserved_name_is_refused_before_anything_is_written(type_: Any, value: Any) -> None:
+    assert "a field cannot be named '$" in Codec(type_).problems[0][1]
+    for codec, given in ((Codec(type_), value), (Codec(list[type_]), [value, value])):
+        with pytest.raises(SerializeStateError, match=r"a field cannot be named '[$].* rename it"):
+            codec.encode(given)
+
+
+def test_such_names_are_free_where_they_mean_nothing_else() -> None:
+    for type_, value in ((Unmarked, {"$set": 1}), (dict[str, int], {"$mp": 1})):
+        assert value == Codec(type_).decode(Codec(type_).encode(value))
+
+
 class Mixin:
     __slots__ = ("beside",)
 

@@ -21,7 +21,7 @@ from uuid import UUID
 
 import msgspec
 
-from .plan import NotCarried, qualified
+from .plan import MARK, NotCarried, qualified
 
 _set = object.__setattr__
 
@@ -54,6 +54,8 @@ class Family:
 
     is_mapping = False
     has_sides = False
+    reserved = frozenset({MARK})
+    """Keys of an object in JSON that are no fields."""
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -293,7 +295,7 @@ def _is_cache(cls: type, name: str) -> bool:
     return type(attribute).__name__ == "cached_property" or name.startswith("_attrs_cached")
 
 
-# Keys beside the fields of a pydantic model; no field can have such a name.
+# Keys beside the fields of a pydantic model.
 FIELDS_SET, EXTRA, PRIVATE = "$set", "$extra", "$private"
 
 
@@ -445,6 +447,7 @@ class PydanticFamily(Family):
     """pydantic models. Extra fields, private attributes and the names of the fields that were set are recorded too."""
 
     has_sides = True
+    reserved = Family.reserved | {FIELDS_SET, EXTRA, PRIVATE}
     refusal = ""
     is_known_to_msgspec = False
 

@@ -49,6 +49,11 @@ class RecordPlan(Plan):
         drop_unknown: bool = False,
     ) -> None:
         self.family, self.cls = family, family.cls
+        self.refusal = family.refusal
+        """The reason why objects of the class cannot be recorded; "" if they can."""
+        reserved = next((name for name in family.names if name in family.reserved), None)
+        if reserved is not None:
+            self.refusal = f"a field cannot be named {reserved!r}, which means something else in a record: rename it"
         self.types = (dict,) if family.is_mapping else (family.cls,)
         self.plain = family.is_mapping
         self.expected = expected or qualified(family.cls)
@@ -105,8 +110,8 @@ class RecordPlan(Plan):
         return out
 
     def _check_attributes(self, value: Any) -> None:
-        if self.family.refusal:
-            raise NotCarried(self.family.refusal, type_name=qualified(self.cls))
+        if self.refusal:
+            raise NotCarried(self.refusal, type_name=qualified(self.cls))
         beyond = self.family.attribute_beyond(value)
         if beyond is not None:
             raise NotCarried(
@@ -140,6 +145,8 @@ class RecordPlan(Plan):
             raise self.contradicted(value)
         if depth >= MAX_DEPTH:
             raise too_deep(value)
+        if self.refusal:
+            raise NotCarried(self.refusal, type_name=self.expected)
         out: dict[str, Any] = {}
         for key, item in value.items():
             plan = self.plans.get(key) if type(key) is str else None
@@ -181,14 +188,14 @@ class RecordPlan(Plan):
 
     def _columns_of(self, values: list[Any], depth: int) -> list[list[Any]] | None:
         """Return a list of values for each field; None if the objects have to be looked at one by one."""
-        if not values or not self.plans or self._recursive or self.family.refusal or depth >= MAX_DEPTH:
+        if not values or not self.plans or self._recursive or self.refusal or depth >= MAX_DEPTH:
             return None
         return self.family.read_columns(values) if {*map(type, values)} == {*self.types} else None
 
     @cached_property
     def may_be_json(self) -> bool:  # type: ignore[override]
         """True if msgspec writes the objects as `dump` does, and all fields may be JSON as they are."""
-        if self._recursive or self.family.refusal or not self.family.is_known_to_msgspec:
+        if self._recursive or self.refusal or not self.family.is_known_to_msgspec:
             return False
         return all(plan.may_be_json for plan in self.plans.values())
 
@@ -368,7 +375,7 @@ class RecordPlan(Plan):
     @cached_property
     def twin(self) -> Any:
         """A TypedDict of the fields' twins if all fields are required, else Any."""
-        if self._recursive or self.family.refusal or any(spec.optional for spec in self._specs.values()):
+        if self._recursive or self.refusal or any(spec.optional for spec in self._specs.values()):
             return Any
         make: Any = TypedDict  # for type checkers it is no function
         return make("Twin", {name: plan.twin for name, plan in self.plans.items()})

@@ -23,7 +23,7 @@ from milepost.errors import shown
 
 from .containers import DictPlan, FixedTuplePlan, ListPlan, SequencePlan
 from .families import Family, family_of
-from .plan import MARK, Plan
+from .plan import Plan
 from .records import RecordPlan
 from .scalars import EnumPlan, IntPlan, LiteralPlan, NonePlan, PathPlan, StrPlan, scalar_plans
 from .untyped import (
@@ -220,9 +220,9 @@ class Resolver:
             drop_unknown=self._drop_unknown,
         )
         self._records[key] = plan
-        if family.refusal:
+        if plan.refusal:
             self._refused[path] = type_text(cls)
-            self._broken.append((path, f"objects of {type_text(cls)} cannot be recorded: {family.refusal}"))
+            self._broken.append((path, f"objects of {type_text(cls)} cannot be recorded: {plan.refusal}"))
         if not filled and not family.is_mapping:
             self.untyped.know(cls, plan)
         self._unfinished.add(id(plan))
@@ -242,8 +242,6 @@ class Resolver:
                 self._broken.append(
                     (place, f"{failed[field.name]}: define it at module level, or name it in types=[...]")
                 )
-            if field.name == MARK:
-                self._broken.append((place, f"a field cannot be named {MARK!r}, which marks tagged values"))
             declared = field.annotation if field.annotation is not None else hints.get(field.name, Any)
             plans[field.name] = self.plan(declared, place, variables)
         plan.set_fields(plans)
