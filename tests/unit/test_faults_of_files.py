@@ -185,6 +185,14 @@ def test_a_damaged_row_is_named_by_the_verbs_of_its_run_and_by_the_listing(fille
         assert store.claim_due(["flow"], 5) == []
 
 
+@pytest.mark.parametrize("status", ["'odd' || hex(zeroblob(1000000))", "CAST(x'ff' AS TEXT) || hex(zeroblob(1000000))"])
+def test_the_error_of_a_damaged_row_quotes_no_more_than_a_line_of_it(filled: Path, status: str) -> None:
+    tamper(filled, f"UPDATE runs SET status = {status} WHERE run_id = 'r'")
+    with SQLiteStore(filled) as store, pytest.raises(StoreError, match=r"row of run 'r' is damaged") as caught:
+        store.latest("r")
+    assert 200 < len(str(caught.value)) < 500
+
+
 # -- damage in the file --------------------------------------------------------------------------------
 
 

@@ -24,6 +24,9 @@ from milepost.errors import (
     StatementError,
     StoreError,
     StoreVersionError,
+    cut,
+    printable,
+    shown,
 )
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import (
@@ -623,7 +626,8 @@ def row_of(values: Sequence[Any]) -> Row:
 def damaged_row(run_id: Any, exc: Exception) -> DamagedRow:
     """Return the error to raise for a row that can't be read."""
     return DamagedRow(
-        f"the row of run {run_id!r} is damaged ({exc}): restore the store from a copy, or delete the run with force=True",
+        f"the row of run {shown(run_id)} is damaged ({cut(printable(str(exc)), 200)}): restore the store from a copy, or "
+        f"delete the run with force=True",
         op="read",
     )
 
