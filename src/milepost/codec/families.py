@@ -56,6 +56,8 @@ class Family:
     has_sides = False
     reserved = frozenset({MARK})
     """Keys of an object in JSON that are no fields."""
+    side_fields: Collection[str] = ()
+    """Names of annotations of the class that say what is recorded beside the fields."""
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -115,7 +117,8 @@ class Family:
     def _slots_beyond(self) -> tuple[str, ...]:
         slots: list[str] = []
         for base in self.cls.__mro__:
-            own = base.__dict__.get("__slots__", ())
+            # attrs makes the slots of its classes: of the fields, and of cached properties, which are computed again.
+            own = () if "__attrs_attrs__" in base.__dict__ else base.__dict__.get("__slots__", ())
             for slot in (own,) if isinstance(own, str) else tuple(own):
                 mangled = slot.startswith("__") and not slot.endswith("__")
                 slots.append(f"_{base.__name__.lstrip('_')}{slot}" if mangled else slot)
@@ -372,6 +375,13 @@ class NamedTupleFamily(Family):
         return tuple.__new__(self.cls, [values[name] for name in self.names])
 
 
+class _Unannounced:
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        pass
+
+
 class StructFamily(Family):
     """msgspec structs."""
 
@@ -397,8 +407,8 @@ class StructFamily(Family):
         if not hasattr(self.cls, "__post_init__"):
             return self.cls  # type: ignore[no-any-return]
         # msgspec always calls `__post_init__`. So an object of a subclass is made, whose `__post_init__` does nothing, and
-        # then its class is changed.
-        quiet = type(self.cls)(self.cls.__name__, (self.cls,), {"__post_init__": lambda self: None})
+        # then its class is changed. The class's own hook for subclasses does not hear of it.
+        quiet = type(self.cls)(self.cls.__name__, (_Unannounced, self.cls), {"__post_init__": lambda self: None})
 
         def make(**values: Any) -> Any:
             obj = quiet(**values)
@@ -448,6 +458,12 @@ class PydanticFamily(Family):
 
     has_sides = True
     reserved = Family.reserved | {FIELDS_SET, EXTRA, PRIVATE}
+
+    @cached_property
+    def side_fields(self) -> Collection[str]:  # type: ignore[override]
+        """The private attributes, and the name under which a model says of what type its extra fields are."""
+        return (*self.cls.__private_attributes__, "__pydantic_extra__")
+
     refusal = ""
     is_known_to_msgspec = False
 
