@@ -130,13 +130,18 @@ def lenient(hint: Any) -> Any:
 def classes(hints: Sequence[Any]) -> tuple[Any, ...]:
     """List the classes that annotations name, also inside `list[...]` and the like; built-in classes are left out."""
     named: dict[Any, None] = {}
-    for hint in hints:
-        if isinstance(hint, type) and get_origin(hint) is None:
-            if hint.__module__ != "builtins":
-                named[hint] = None
-        else:
-            inside = get_args(hint) or (getattr(hint, "__supertype__", None), getattr(hint, "__value__", None))
-            named |= dict.fromkeys(classes([one for one in inside if one is not None]))
+    seen: dict[int, Any] = {}
+    left = [*hints]
+    while left:
+        hint = left.pop(0)
+        if id(hint) in seen:  # an alias may refer to itself
+            continue
+        seen[id(hint)] = hint
+        if not isinstance(hint, type) or get_origin(hint) is not None:
+            named_in = (getattr(hint, "__supertype__", None), getattr(hint, "__value__", None))
+            left[:0] = [*get_args(hint), *[one for one in named_in if one is not None]]
+        elif hint.__module__ != "builtins":
+            named[hint] = None
     return tuple(named)
 
 

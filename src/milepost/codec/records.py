@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from operator import is_, itemgetter
 from typing import Any, TypedDict
@@ -60,11 +60,14 @@ class RecordPlan(Plan):
         self.plans: dict[str, Plan] = {}
         self._recursive = False
         self._untyped, self._name_of, self._drop_unknown = untyped, name_of, drop_unknown
-        self._specs: dict[str, FieldSpec] = {field.name: field for field in family.fields}
+        self._specs: dict[str, FieldSpec] = {}
 
-    def set_fields(self, plans: dict[str, Plan]) -> None:
-        """Set the plans of the fields, by name, in the order of the family's fields."""
+    def set_fields(self, plans: dict[str, Plan], optional: Collection[str]) -> None:
+        """Set the plans of the fields, by name, in the order of the family's fields, and which an object may lack."""
         self.plans = plans
+        self._specs = {
+            field.name: msgspec.structs.replace(field, optional=field.name in optional) for field in self.family.fields
+        }
 
     def allow_missing_keys(self) -> None:
         """Treat a TypedDict as if it were declared with `total=False`."""

@@ -15,14 +15,26 @@ import pathlib
 import sys
 import types as builtin_types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Final, ForwardRef, TypeVar, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    ForwardRef,
+    NotRequired,
+    Required,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from milepost.errors import shown
 
 from .containers import DictPlan, FixedTuplePlan, ListPlan, SequencePlan
-from .families import Family, family_of
+from .families import Family, FieldSpec, family_of
 from .plan import Plan
 from .records import RecordPlan
 from .scalars import EnumPlan, IntPlan, LiteralPlan, NonePlan, PathPlan, StrPlan, scalar_plans
@@ -53,6 +65,8 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, collections
 _ABSTRACT_MAPPINGS = (collections.abc.Mapping, collections.abc.MutableMapping)
 _BASE_ENUMS = (enum.Enum, enum.IntEnum, enum.StrEnum, enum.Flag, enum.IntFlag)
 _BUILTIN_SEQUENCES = (tuple, set, frozenset, collections.deque)
+_MOST_WITHIN = 20
+"""Number of times that a generic class may be within itself, each time with other type arguments."""
 
 
 class Resolver:
@@ -72,7 +86,9 @@ class Resolver:
         self._simple[complex] = UnionPlan((self._simple[complex], *numbers), self.untyped, "complex")
         self._records: dict[Any, RecordPlan] = {}
         self._enums: dict[type, EnumPlan] = {}
-        self._aliases: dict[int, LaterPlan] = {}
+        self._aliases: dict[Any, LaterPlan] = {}
+        self._namespaces: list[dict[str, Any]] = []
+        """The names of the modules of the classes and aliases that are resolved now, the innermost last."""
         self._unfinished: set[int] = set()
         self._opaque: list[tuple[str, OpaquePlan]] = []
         self._broken: list[tuple[str, str]] = []
@@ -101,16 +117,17 @@ class Resolver:
             return self.untyped
         if annotation is None:
             return NonePlan()
-        if hasattr(annotation, "__value__") and not isinstance(annotation, type):
-            return self._alias(annotation, annotation, (), path, variables)
         origin, arguments = get_origin(annotation), get_args(annotation)
-        if hasattr(origin, "__value__"):
-            return self._alias(annotation, origin, arguments, path, variables)
+        alias = annotation if origin is None else origin  # what has arguments has the attributes of its origin, too
+        if hasattr(alias, "__value__") and not isinstance(alias, type):
+            return self._alias(annotation, alias, arguments, path, variables)
         if origin is typing.Union or origin is builtin_types.UnionType:
             return self._union([self.plan(a, path, variables) for a in arguments], type_text(annotation))
         if origin is typing.Literal:
             return self._literal(arguments, path)
-        if isinstance(annotation, (str, typing.ForwardRef, typing.TypeVar)):
+        if isinstance(annotation, (str, ForwardRef)):
+            return self._named(annotation, path)
+        if isinstance(annotation, TypeVar):
             self._broken.append((path, f"its type {annotation!r} cannot be resolved"))
             return self.untyped
         return self._class(origin or annotation, arguments, annotation, path, variables)
@@ -136,6 +153,8 @@ class Resolver:
             family = family_of(cls)
             if family is not None:
                 return self._record(family, arguments, annotation, path, variables)
+        if _is_no_class_of_values(cls):
+            return self.untyped
         plan = OpaquePlan(cls, type_text(annotation), self.untyped)
         self._opaque.append((path, plan))
         return plan
@@ -212,6 +231,11 @@ class Resolver:
             if id(plan) in self._unfinished:
                 plan.mark_recursive()
             return plan
+        if filled and sum(p.cls is cls and id(p) in self._unfinished for p in self._records.values()) > _MOST_WITHIN:
+            self._broken.append(
+                (path, f"objects of {type_text(cls)} hold others with other type arguments without end")
+            )
+            return self._record(family, (), cls, path, {})
         plan = RecordPlan(
             family,
             self.untyped,
@@ -226,7 +250,7 @@ class Resolver:
         if not filled and not family.is_mapping:
             self.untyped.know(cls, plan)
         self._unfinished.add(id(plan))
-        self._set_fields(plan, path, variables_of(cls, filled))
+        self._set_fields(plan, path, {**variables_of(cls, filled), Self: cls[filled] if filled else cls})
         self._unfinished.discard(id(plan))
         if filled and not family.is_mapping:
             self._record(family, (), cls, path, {})
@@ -234,8 +258,10 @@ class Resolver:
 
     def _set_fields(self, plan: RecordPlan, path: str, variables: dict[Any, Any]) -> None:
         cls, family = plan.cls, plan.family
-        hints, failed = annotations_of(cls, family.names, self._known)
+        hints, failed = annotations_of(cls, (*family.names, *family.side_fields), self._known)
+        self._namespaces.append(_names_of_module(cls))
         plans: dict[str, Plan] = {}
+        optional: set[str] = set()
         for field in family.fields:
             place = f"{path}{plan.step(field.name)}"
             if field.name in failed and field.annotation is None:
@@ -244,17 +270,23 @@ class Resolver:
                 )
             declared = field.annotation if field.annotation is not None else hints.get(field.name, Any)
             plans[field.name] = self.plan(declared, place, variables)
-        plan.set_fields(plans)
+            if may_be_missing(field, declared):
+                optional.add(field.name)
+        plan.set_fields(plans, optional)
+        # What is beside the fields is written as untyped values, for which classes have to be known, and no more.
+        problems = len(self._broken), len(self._opaque)
+        for name in family.side_fields:
+            self.plan(hints.get(name, Any), path, variables)
+        del self._broken[problems[0] :], self._opaque[problems[1] :]
+        self._namespaces.pop()
 
     # -- other annotations -----------------------------------------------------------------------------
 
     def _union(self, members: list[Plan], expected: str) -> Plan:
         flat: list[Plan] = []
         for member in members:
-            if isinstance(member, OptionalPlan):
-                flat += [member.inner, NonePlan()]
-            elif isinstance(member, UnionPlan):
-                flat += member.members
+            if isinstance(member, (OptionalPlan, UnionPlan)):
+                flat += member.declared
             else:
                 flat.append(member)
         if self.untyped in flat:
@@ -275,19 +307,40 @@ class Resolver:
     def _alias(
         self, annotation: Any, alias: Any, arguments: tuple[Any, ...], path: str, variables: dict[Any, Any]
     ) -> Plan:
-        later = self._aliases.get(id(alias)) if not arguments else None
-        if later is not None:
-            return getattr(later, "target", later) if id(later) not in self._unfinished else later
-        later = LaterPlan(type_text(annotation))
-        if not arguments:
-            self._aliases[id(alias)] = later
-        self._unfinished.add(id(later))
-        filled = [reveal(argument, variables) for argument in arguments]
+        filled = tuple(reveal(insert(argument, variables), variables) for argument in arguments)
+        inner = dict(zip(getattr(alias, "__type_params__", ()), filled, strict=False))
+
+        def plan() -> Plan:
+            return self.plan(alias.__value__, path, inner)
+
+        self._namespaces.append({**_names_of_module(alias), alias.__name__: alias})
         try:
-            inner = dict(zip(getattr(alias, "__type_params__", ()), filled, strict=False))
-            later.target = self.plan(alias.__value__, path, inner)
-        except (NameError, RecursionError) as exc:
-            self._broken.append((path, f"the alias {alias} cannot be resolved ({exc})"))
+            return self._once((id(alias), repr(filled)), annotation, path, plan)
+        finally:
+            self._namespaces.pop()
+
+    def _named(self, annotation: str | ForwardRef, path: str) -> Plan:
+        """Make the plan of a type that is named within another annotation, in the module of that one."""
+        text = annotation if isinstance(annotation, str) else annotation.__forward_arg__
+        names = self._namespaces[-1] if self._namespaces else {}
+
+        def plan() -> Plan:
+            holder = SimpleNamespace(__annotations__={"named": text})
+            return self.plan(typing.get_type_hints(holder, names, include_extras=True)["named"], path)
+
+        return self._once((names.get("__name__"), text), annotation, path, plan)
+
+    def _once(self, key: Any, annotation: Any, path: str, make: Callable[[], Plan]) -> Plan:
+        """Return the plan of a name for a type, made once; a placeholder for it while that is being made."""
+        later = self._aliases.get(key)
+        if later is not None:
+            return later if id(later) in self._unfinished else later.target
+        later = self._aliases[key] = LaterPlan(type_text(annotation))
+        self._unfinished.add(id(later))
+        try:
+            later.target = make()
+        except Exception as exc:  # user code runs when annotations are evaluated
+            self._broken.append((path, f"its type {type_text(annotation)} cannot be resolved ({exc})"))
             later.target = self.untyped
         self._unfinished.discard(id(later))
         return later.target
@@ -298,6 +351,33 @@ _DECORATIONS = tuple(
     for name in ("Required", "NotRequired", "Final", "ClassVar", "ReadOnly")
     if hasattr(typing, name)
 )
+
+
+def may_be_missing(field: FieldSpec, annotation: Any) -> bool:
+    """Return whether an object may lack a field.
+
+    `Required` and `NotRequired` decide. Where annotations are texts, a TypedDict itself does not know of them.
+    """
+    while (origin := get_origin(annotation)) is Annotated or origin in _DECORATIONS:
+        if origin in (Required, NotRequired):
+            return origin is NotRequired
+        annotation = get_args(annotation)[0]
+    return field.optional
+
+
+def _names_of_module(cls: Any) -> dict[str, Any]:
+    return vars(sys.modules.get(getattr(cls, "__module__", ""), builtins))
+
+
+def _is_no_class_of_values(cls: Any) -> bool:
+    """Return whether a class of pydantic's stands in annotations only, such as `AwareDatetime`: no value is an object of it."""
+    return (
+        isinstance(cls, type)
+        and cls.__module__.partition(".")[0] == "pydantic"
+        and hasattr(cls, "__get_pydantic_core_schema__")
+        and "__init__" not in vars(cls)
+        and cls.__bases__ == (object,)
+    )
 
 
 def annotations_of(cls: Any, names: Iterable[str], known: Iterable[type]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -383,6 +463,8 @@ def reveal(annotation: Any, variables: dict[Any, Any]) -> Any:
         origin = get_origin(annotation)
         if origin is Annotated or origin in _DECORATIONS:
             annotation = get_args(annotation)[0]
+        elif annotation is Self:
+            annotation = variables.get(Self, Any)
         elif hasattr(annotation, "__supertype__"):  # NewType
             annotation = annotation.__supertype__
         elif isinstance(annotation, TypeVar):

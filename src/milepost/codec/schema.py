@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from .families import Family, family_of
-from .resolve import annotations_of, reveal
+from .resolve import annotations_of, may_be_missing, reveal
 from .untyped import find_by_type
 
 _SCALARS = {NoneType: "null", bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -71,7 +71,11 @@ def _schema_of(type_: Any, around: tuple[Any, ...]) -> dict[str, Any]:
 def _schema_of_record(family: Family, around: tuple[Any, ...]) -> dict[str, Any]:
     hints, failed = annotations_of(family.cls, family.names, ())
     fields = {name: {} if name in failed else _schema_of(hints.get(name, Any), around) for name in family.names}
-    required = [field.name for field in family.fields if field.default is None and not field.optional]
+    required = [
+        field.name
+        for field in family.fields
+        if field.default is None and not may_be_missing(field, hints.get(field.name))
+    ]
     return {
         "type": "object",
         "properties": {name: schema for name, schema in fields.items() if schema},

@@ -8,8 +8,10 @@ looked up there; nothing is ever imported by it.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import cached_property
 from math import isfinite
@@ -35,7 +37,7 @@ from .plan import (
     read_mark,
     too_deep,
 )
-from .scalars import MAX_INT, MIN_INT, PATHS, SCALARS, PathPlan, are_exact, checked_text, scalar_plans
+from .scalars import MAX_INT, MIN_INT, PATHS, SCALARS, NonePlan, PathPlan, are_exact, checked_text, scalar_plans
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -98,6 +100,8 @@ class OptionalPlan(Plan):
 
     def __init__(self, inner: Plan) -> None:
         self.inner = inner
+        self.declared = (inner, NonePlan())
+        """The members, as those of a union."""
         self.expected = f"{inner.expected} | None"
 
     @property
@@ -169,10 +173,30 @@ class UnionPlan(Plan):
 
     plain = True
 
-    def __init__(self, members: tuple[Plan, ...], untyped: Plan, expected: str) -> None:
-        self.members = members
+    def __init__(self, declared: tuple[Plan, ...], untyped: Plan, expected: str) -> None:
+        self.declared = declared
+        """The members as they are declared: the target of an alias among them may not be known yet."""
         self.expected = expected
         self._untyped = untyped
+
+    @cached_property
+    def members(self) -> tuple[Plan, ...]:
+        """The members, those of unions behind aliases among them, each once."""
+        members: dict[Any, Plan] = {}
+        seen: dict[int, Plan] = {}
+        left = [*self.declared]
+        while left:
+            plan = left.pop(0)
+            if id(plan) in seen:  # an alias may refer to itself
+                continue
+            seen[id(plan)] = plan
+            if isinstance(plan, LaterPlan):
+                left.insert(0, plan.target)
+            elif isinstance(plan, (UnionPlan, OptionalPlan)):
+                left[:0] = plan.declared
+            else:
+                members.setdefault(NonePlan if isinstance(plan, NonePlan) else id(plan), plan)
+        return tuple(members.values())
 
     @cached_property
     def bare(self) -> frozenset[str]:  # type: ignore[override]
@@ -246,15 +270,23 @@ class UnionPlan(Plan):
         if len(same) == 1 and id(same[0]) not in self._loose:
             member = same[0]
             return member.dump(value, depth) if self._is_bare[id(member)] else member.wrap(value, depth)
+        with _remembering() as checked:
+            place = (id(self), id(value))
+            if place not in checked:
+                self._check(value, depth)
+                checked[place] = value
+            return self._untyped.wrap(value, depth)
+
+    def _check(self, value: Any, depth: int) -> None:
+        """Raise a refusal unless the value is one of a member."""
         first: Refusal | None = None
-        for member in same or self.members:
+        for member in self._by_class.get(type(value)) or self.members:
             try:
                 member.dump(value, depth)
+                return
             except Refusal as refusal:
                 if first is None or len(refusal.steps) > len(first.steps):
                     first = refusal
-            else:
-                return self._untyped.wrap(value, depth)
         if first is not None and (first.steps or not first.expected):
             raise first
         raise self.contradicted(value)
@@ -269,19 +301,46 @@ class UnionPlan(Plan):
             owner = self._owners.get(json_kind(raw))
             if owner is not None:
                 return owner.load(raw, bare)
-        value = self._untyped.load(raw, bare)
-        if not self._admits(value):
-            raise self.unreadable(raw)
+        with _remembering() as checked:
+            value = self._untyped.load(raw, bare)
+            if not self._admits(value):
+                raise self.unreadable(raw)
+            checked[id(self), id(value)] = value
         return value
 
     def _admits(self, value: Any) -> bool:
         try:
-            self.dump(value, 0)
+            self._check(value, 0)
         except Unreadable:
             raise
         except Refusal:
             return False
         return True
+
+
+class _Checked(threading.local):
+    """For each union and value inside the one that is written or read now, both by id, the value, which was found to be one of
+    a member. Without it, each level of a type that contains itself would be checked twice as often as the one around it.
+    """
+
+    values: dict[tuple[int, int], Any] | None = None
+
+
+_checked = _Checked()
+
+
+@contextmanager
+def _remembering() -> Iterator[dict[tuple[int, int], Any]]:
+    """Give what is remembered until the outermost of such blocks ends."""
+    is_outermost = _checked.values is None
+    if is_outermost:
+        _checked.values = {}
+    assert _checked.values is not None
+    try:
+        yield _checked.values
+    finally:
+        if is_outermost:
+            _checked.values = None
 
 
 _PLAIN = SCALARS | {list, dict}
@@ -526,6 +585,11 @@ class LaterPlan(Plan):
     def types(self) -> tuple[type, ...]:  # type: ignore[override]
         """The classes of the alias's type."""
         return self.target.types
+
+    @property
+    def bare(self) -> frozenset[str]:  # type: ignore[override]
+        """The kinds of JSON of the alias's type."""
+        return self.target.bare
 
     def dump(self, value: Any, depth: int) -> Any:
         return self.target.dump(value, depth)

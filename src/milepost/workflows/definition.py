@@ -184,7 +184,11 @@ class WorkflowDefinition:
         self.known_types: tuple[Any, ...] = classes((*self.types, *declared.values(), *_RESULTS))
         # A run that began before a parameter with a default existed goes on with that default.
         optional = {name: NotRequired[hint] if name in self.defaults() else hint for name, hint in declared.items()}
-        self.codec: Codec[Any] = _Inputs(TypedDict("Inputs", optional), types=self.types)  # type: ignore[operator]
+        inputs: Any = TypedDict("Inputs", optional)  # type: ignore[misc]
+        inputs.__module__ = (
+            getattr(inspect.unwrap(fn), "__module__", None) or __name__
+        )  # where names in annotations are looked up
+        self.codec: Codec[Any] = _Inputs(inputs, types=self.types)
         returned = _output_hint(hints.get("return", Any), self.is_async)
         self.output_codec: Codec[Any] = Codec(returned, types=self.known_types)
         self._functions = FunctionCodecs(self.known_types, self.types)
