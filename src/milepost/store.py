@@ -883,13 +883,13 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def seal_run(self, run_id: str) -> None:
-        """Vouch for a run that was begun without the store's keys: seal and encrypt all of it with them, in one write.
+        """Vouch for a run that was begun without the store's keys: seal and encrypt all of it with them.
 
         The store must have been opened with `allow_unsealed=True` (`allow_plain=True` where it only encrypts). All is checked
         first as `verify` does, and nothing is changed if a record is damaged: `CheckpointIntegrityError`,
         `CheckpointCorruptError`. From then on the run needs neither option, and counts as verified. Somebody must have
-        looked at it: whatever was changed before is sealed too. Raises `RunLockedError` if somebody owns the run,
-        `OptionError` if the store has no keys.
+        looked at it: whatever was changed before is sealed too. If the store fails in the middle, call it again. Raises
+        `RunLockedError` if somebody owns the run, `OptionError` if the store has no keys.
         """
 
     @abc.abstractmethod

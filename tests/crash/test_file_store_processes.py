@@ -30,8 +30,8 @@ CALLS = ("open", "write", "fsync", "close", "link", "unlink", "rename", "replace
 MOMENT = FakeClock().now()
 
 
-def open_store(root: Path) -> FileStore:
-    return FileStore(root, clock=FakeClock(MOMENT))
+def open_store(root: Path, **keys: Any) -> FileStore:
+    return FileStore(root, clock=FakeClock(MOMENT), **keys)
 
 
 def fill(root: Path) -> dict[str, Token]:
@@ -97,13 +97,13 @@ def kill_at(number: int) -> None:
         setattr(os, name, killing(getattr(os, name)))
 
 
-def killed_at(root: Path, deed: Deed, tokens: dict[str, Token], number: int) -> bool:
+def killed_at(root: Path, deed: Deed, tokens: dict[str, Token], number: int, **keys: Any) -> bool:
     """Whether a process with these tokens was killed in `deed` at this call; False: it did it without so many."""
 
     pid = os.fork()
     if pid == 0:
         mine = {run_id: token._replace(process=this_process().key) for run_id, token in tokens.items()}
-        store = open_store(root)
+        store = open_store(root, **keys)
         try:
             kill_at(number)
             deed(store, mine)
@@ -153,6 +153,53 @@ def check_after_a_kill(store: FileStore, told: list[dict[str, Any]]) -> None:
             store.delete_run(run_id)
         begin(store, run_id)
         assert [0] == [record.sequence for record in store.read(run_id)]
+
+
+SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}}
+ENCRYPTED = {"encryption_key": {"e": b"encryption key, exactly 32 bytes"}}
+LENIENT = {"allow_unsealed": True, "allow_plain": True}
+
+
+def fill_without_keys(root: Path) -> None:
+    """A run of an engine, and one from outside whose first record is newer than its first signal."""
+    with open_store(root) as store:
+        token = begin(store, "engine", lease=3600.0)
+        work(store, token, *"ab")
+        store.put_signal("engine", "go", b"1", by="ann")
+        work(store, token, "c")
+        store.release(token, Release("finished"))
+        store.save("outside", "a", b"1")
+        store.put_signal("outside", "go", b"2")
+        store.save("outside", "b", b"2")
+        store.save("outside", "c", b"3")
+        store.delete("outside", "a")
+
+
+@pytest.mark.parametrize("keys", [SIGNED, {**SIGNED, **ENCRYPTED}], ids=["signed", "encrypted too"])
+@pytest.mark.parametrize("run_id", ["engine", "outside"])
+def test_a_process_killed_at_any_call_while_it_seals_leaves_a_run_that_goes_on_and_is_sealed_again(
+    tmp_path: Path, run_id: str, keys: dict[str, Any]
+) -> None:
+    fill_without_keys(tmp_path / "before")
+    with open_store(tmp_path / "before") as store:
+        before, signals = seen(store), store.signals(run_id)
+    for number in itertools.count():
+        root = Path(shutil.copytree(tmp_path / "before", tmp_path / f"killed at {number}"))
+        was_killed = killed_at(root, lambda store, _: store.seal_run(run_id), {}, number, **keys, **LENIENT)
+        with open_store(root, **keys, **LENIENT) as store:
+            assert (before, signals) == (seen(store), store.signals(run_id))
+            token = take(store, run_id, reopen=True).token
+            assert token is not None
+            assert "written" == work(store, token, "later", release=Release("failed")).outcome
+            store.seal_run(run_id)
+        with open_store(root, **keys) as store:
+            assert store.verify(run_id).ok
+            assert signals == store.signals(run_id)
+            records = [(r.sequence, r.kind, r.node_id, r.visit, r.payload) for r in store.read(run_id)]
+            assert before[run_id][4] == records[:-2]
+        shutil.rmtree(root)
+        if not was_killed:
+            break
 
 
 # -- frozen ----------------------------------------------------------------------------------------------

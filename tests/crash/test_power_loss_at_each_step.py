@@ -150,3 +150,43 @@ def test_after_a_loss_of_power_at_any_step_each_write_is_there_or_not_and_all_th
     medium: str, mixtures: int, tmp_path: Path
 ) -> None:
     assert in_process(lose_power, medium, str(tmp_path), mixtures) > 100
+
+
+SIGNED = {"signing_key": {"s": b"signing key, 24 bytes..."}, "allow_unsealed": True}
+
+
+def lose_power_while_sealing(medium: str, place: str, mixtures: int) -> int:
+    """Seal a run that was begun without keys. Read it and seal it again from each state in which the disk may have been."""
+    folder, copy = Path(place, "place"), Path(place, "copy")
+    folder.mkdir()
+    disk = Disk(folder)
+    with MEDIA[medium](folder) as store:
+        token = begin(store, "r")
+        for node_id in "abc":
+            work(store, token, node_id)
+            store.put_signal("r", "go", b"1")
+        write(store, token, finish("r", 4), release=Release("finished"))
+        before = [(r.sequence, r.kind, r.payload) for r in store.read("r")], store.signals("r")
+    disk.moments.clear()
+    with MEDIA[medium](folder, **SIGNED) as store:
+        store.seal_run("r")
+    disk.end()
+    os.fsync = lambda fd: None  # the copies need not last
+    draw = random.Random(mixtures)
+    states = [left for moment in disk.moments for left in moment.survivors(draw, mixtures)]
+    for left in states:
+        put(copy, left)
+        with MEDIA[medium](copy, **SIGNED) as store:
+            assert store.verify("r").ok
+            assert before == ([(r.sequence, r.kind, r.payload) for r in store.read("r")], store.signals("r"))
+            store.seal_run("r")
+        with MEDIA[medium](copy, signing_key=SIGNED["signing_key"]) as store:
+            assert store.verify("r").ok
+    return len(states)
+
+
+@pytest.mark.parametrize("medium", MADE_OF_FILES)
+def test_after_a_loss_of_power_at_any_step_a_run_that_was_being_sealed_is_read_and_sealed_again(
+    medium: str, tmp_path: Path
+) -> None:
+    assert in_process(lose_power_while_sealing, medium, str(tmp_path), 2) > 100

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 
@@ -75,7 +76,8 @@ class Change:
     signals: list[Signal] = field(default_factory=list)
     removal: Removal | None = None
     rewritten: dict[int, tuple[int, Record]] = field(default_factory=dict)
-    """By sequence, records to store in another form that says the same, with the numbers of their commits."""
+    """By sequence, records to store in another form, with the numbers of their commits. Beside a removal they say the same
+    as before, without the records that go. Otherwise they are sealed."""
     growth: int = 0
     """The number of bytes by which these are longer than what they replace."""
     rewritten_signals: dict[int, tuple[int, Signal]] = field(default_factory=dict)
@@ -86,6 +88,11 @@ class Change:
     def is_one(self) -> bool:
         """True if anything changes."""
         return self.row is not None or bool(self.records or self.signals or self.removal) or self.is_deletion
+
+    @property
+    def is_sealing(self) -> bool:
+        """True if existing records and signals get seals that they did not have."""
+        return self.removal is None and bool(self.rewritten or self.rewritten_signals)
 
     @property
     def head(self) -> Header | None:
@@ -144,8 +151,9 @@ class _NextCommit:
                 self._parts.due.add(new.flow, self._log.folder, header.commit)
             if new.nonce and (new.epoch, new.nonce) != (old.epoch, old.nonce):
                 self._parts.leases.renew(self._parts.leases.path(self._log.folder, new.epoch))
-        # These rewrites say the same as before, so they do no harm if this commit comes too late.
-        _rewrite(self._parts, self._log, self.change.rewritten, self.change.rewritten_signals)
+        if not self.change.is_sealing:
+            # These rewrites say the same as before, so they do no harm if this commit comes too late.
+            _rewrite_all(self._parts, self._log, self.change)
         self._made = self._parts.files.write(encode(header, self._lines))
 
     def put(self) -> bool:
@@ -172,6 +180,8 @@ class _NextCommit:
         if self.change.removal is not None:
             _empty(parts, self._log, self.change.removal)
         self._log.index.note(header)
+        if self.change.is_sealing:
+            _seal(parts, self._log, self.change)
 
 
 class _NewRun:
@@ -290,22 +300,47 @@ def joined(gaps: Gaps, sequences: Iterable[int]) -> Gaps:
     return tuple(spans)
 
 
-def _rewrite(
-    parts: StoreParts, log: Log, rewritten: Mapping[int, tuple[int, Record]], sent: Mapping[int, tuple[int, Signal]]
-) -> None:
-    """Rewrite existing records and signals in another form."""
-    numbers = {number for number, _ in (*rewritten.values(), *sent.values())}
-    for number in sorted(numbers):
-        commit = log.load(number, "whole")
-        records = [
-            rewritten[placed.sequence][1] if placed.sequence in rewritten else commit.record(at, placed)
-            for at, placed in commit.places()
-        ]
-        signals = [sent[signal.number][1] if signal.number in sent else signal for signal in commit.signals()]
-        made = parts.files.write(encode(commit.header, Lines(records, signals)))
-        os.replace(made, log.path(number))
-    if numbers:
+def _rewrite_all(parts: StoreParts, log: Log, change: Change) -> None:
+    """Rewrite existing records in a form that says the same."""
+    for number in sorted({number for number, _ in change.rewritten.values()}):
+        _rewrite(parts, log, number, change.rewritten)
+    if change.rewritten:
         sync_folder(log.folder)
+
+
+def _seal(parts: StoreParts, log: Log, change: Change) -> None:
+    """Rewrite existing signals and records with their seals, after the commit with the sealed row.
+
+    A process may end after any file, and others must still be able to read the run, go on with it and seal it again. A
+    store that accepts what has no seal accepts it up to the first record with a seal, and signals and rows without one
+    as long as the first record has none. So the signals come first, then the records from the newest back, and each name
+    is durable before the next one changes.
+    """
+    for number in sorted({number for number, _ in change.rewritten_signals.values()}):
+        _rewrite(parts, log, number, {}, change.rewritten_signals)
+    if change.rewritten_signals:
+        sync_folder(log.folder)
+    for number in sorted({number for number, _ in change.rewritten.values()}, reverse=True):
+        _rewrite(parts, log, number, change.rewritten)
+        sync_folder(log.folder)
+
+
+def _rewrite(
+    parts: StoreParts,
+    log: Log,
+    number: int,
+    rewritten: Mapping[int, tuple[int, Record]],
+    sent: Mapping[int, tuple[int, Signal]] = MappingProxyType({}),
+) -> None:
+    """Rewrite a commit with some of its records and signals in another form."""
+    commit = log.load(number, "whole")
+    records = [
+        rewritten[placed.sequence][1] if placed.sequence in rewritten else commit.record(at, placed)
+        for at, placed in commit.places()
+    ]
+    signals = [sent[signal.number][1] if signal.number in sent else signal for signal in commit.signals()]
+    made = parts.files.write(encode(commit.header, Lines(records, signals)))
+    os.replace(made, log.path(number))
 
 
 def _empty(parts: StoreParts, log: Log, removal: Removal) -> None:
