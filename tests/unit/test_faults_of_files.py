@@ -23,6 +23,7 @@ from milepost.errors import MilepostError, StoreError
 from milepost.model.record import make_record
 from milepost.store import Append, NewRun, Release, Store, Token
 from milepost.stores.sqlite import schema as sqlite_schema
+from milepost.stores.sqlite import store as sqlite_store
 from milepost.stores.sqlite.store import SQLiteStore
 
 TIME = "2025-12-20T15:30:00.000000Z"
@@ -237,6 +238,73 @@ def test_what_was_written_is_a_prefix_after_the_loss_of_power_at_any_moment(path
                 assert store.verify("r").ok
             for leftover in tmp_path.glob("copy.db*"):
                 leftover.unlink()
+
+
+def remove(path: Path) -> None:
+    for beside in path.parent.iterdir():
+        beside.unlink()
+
+
+def replace_by_a_copy(path: Path) -> None:
+    path.with_suffix(".copy").write_bytes(path.read_bytes())
+    path.with_suffix(".copy").replace(path)
+
+
+@pytest.mark.parametrize("meanwhile", [remove, replace_by_a_copy])
+@pytest.mark.parametrize("verb", ["append", "append together", "write", "read", "read with a new connection"])
+def test_a_file_that_was_removed_or_replaced_while_it_was_open_is_a_store_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Path], None], verb: str
+) -> None:
+    """Nobody else ever reads what is written to the file that is gone."""
+    monkeypatch.setattr(sqlite_store, "_SECONDS_UNSEEN", -1.0)
+    with SQLiteStore(path) as store:
+        token = begin(store, "r")
+        assert "written" == write(store, token, 1)
+        if verb == "read":
+            assert 1 == store.latest("r").newest
+        meanwhile(path)
+        deeds: dict[str, Callable[[], object]] = {
+            "append": lambda: write(store, token, 2),
+            "append together": lambda: store.append(
+                [
+                    Append(
+                        token,
+                        (make_record("r", 2, TIME, "finish", fields={"status": "finished"}),),
+                        Release("finished"),
+                    )
+                ]
+            ),
+            "write": lambda: store.save("s", "n", b"1"),
+        }
+        with pytest.raises(StoreError, match=f"the file {path} was removed or replaced while it was open"):
+            deeds.get(verb, lambda: store.latest("r"))()
+    with SQLiteStore(path) as store:
+        begin(store, "another")
+        assert store.verify("another").ok
+
+
+def test_appends_in_quick_succession_look_for_the_file_only_now_and_then(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    now = [100.0]
+    original = sqlite_schema.identity_of
+    monkeypatch.setattr(sqlite_store, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sqlite_schema, "identity_of", lambda place: looks.append(place) or original(place))
+    with SQLiteStore(path) as store:
+        token = begin(store, "r")
+        looks.clear()
+        for sequence in range(1, 11):
+            write(store, token, sequence)
+        assert [] == looks
+        now[0] += 0.2
+        write(store, token, 11)
+        assert [str(path)] == looks
+        remove(path)
+        now[0] += 0.2
+        for _ in range(2):  # a failed look does not count
+            with pytest.raises(StoreError, match="was removed or replaced"):
+                write(store, token, 12)
 
 
 # -- neighbours ----------------------------------------------------------------------------------------

@@ -103,6 +103,16 @@ def test_a_damaged_file_of_live_events_is_begun_anew(tmp_path: Path) -> None:
         assert [live(1)] == store.read_live("r")
 
 
+def test_events_go_to_the_file_that_is_there_when_another_process_has_deleted_a_damaged_one(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with open_at(SQLiteStore, path) as store, open_at(SQLiteStore, path) as other:
+        put(store, live(1))
+        assert [live(1)] == other.read_live("r")
+        (tmp_path / "runs.db-live").unlink()
+        put(store, live(2))
+        assert [live(2)] == other.read_live("r")
+
+
 def test_a_new_file_is_made_by_all_at_the_same_time(tmp_path: Path) -> None:
     for attempt in range(10):
         shelves = [LiveFile(str(tmp_path / f"{attempt}.db-live"), is_read_only=False) for _ in range(6)]

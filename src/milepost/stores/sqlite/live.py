@@ -19,7 +19,7 @@ from msgspec.structs import astuple
 
 from milepost.model.live import LiveBatch, LiveEvent, Place
 from milepost.stores.base.live import beyond
-from milepost.stores.sqlite.schema import distrust, essence_of, linked_beside, patiently
+from milepost.stores.sqlite.schema import distrust, essence_of, identity_of, linked_beside, patiently
 
 T = TypeVar("T")
 
@@ -59,6 +59,8 @@ class LiveFile:
         self._is_read_only = is_read_only
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        """The file of the connection."""
 
     def put(self, batches: Sequence[LiveBatch]) -> None:
         """Keep the events of `batches`."""
@@ -166,13 +168,16 @@ class LiveFile:
     def _open(self, *, is_made: bool = False) -> sqlite3.Connection | None:
         """Open the connection unless it is open; None if there is no file and none is to be made."""
         if self._connection is not None:
-            return self._connection
+            if identity_of(self._path) == self._identity:
+                return self._connection
+            self._close()  # the file was removed, as a damaged one is, and nobody else reads what is written to it
         try:
             if is_made:
                 # Never open a file that is there: closing it would drop SQLite's locks on it.
                 with suppress(FileExistsError):
                     os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            if not stat.S_ISREG(os.lstat(self._path).st_mode) or linked_beside(self._path) is not None:
+            found = os.lstat(self._path)
+            if not stat.S_ISREG(found.st_mode) or linked_beside(self._path) is not None:
                 raise sqlite3.OperationalError(f"{self._path}, or what is beside it, is a link or no regular file")
         except FileNotFoundError:
             if is_made:
@@ -196,7 +201,7 @@ class LiveFile:
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        self._connection, self._identity = connection, (found.st_dev, found.st_ino)
         return connection
 
     def _close(self) -> None:

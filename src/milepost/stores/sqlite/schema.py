@@ -207,6 +207,15 @@ def create_file(path: Path) -> None:
         ) from exc
 
 
+def identity_of(path: str) -> tuple[int, int] | None:
+    """Return what tells the file at `path` from all others; None if there is none. Raise OSError if that can't be found out."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
 def refuse_links(place: str) -> None:
     """Raise StoreError if a file beside the database is a link, has a second name, or is no regular file.
 

@@ -6,6 +6,11 @@ write-ahead log into the database. Threads that append at the same time share a 
 No connection outlives a fork: SQLite would take the locks of the parent for the child's own, and a commit could be lost
 when the parent exits. So connections are closed before a fork, and opened again when they are next needed.
 Source: https://www.sqlite.org/howtocorrupt.html, on carrying an open database connection across a fork
+
+Whoever removes or replaces the file leaves open connections with the old one, which ends with them. SQLite does not notice.
+So before each use, but for appends in quick succession, the store looks whether its path still leads to the file that it
+opened.
+Source: the same page, on unlinking or renaming a database file while it is in use
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -45,6 +51,10 @@ _LOOK_BYTES = _CHECKPOINT_BYTES // 16
 _PAGE_BYTES = 4096
 """The size of a page. A commit writes about the file's first page, and for each record a leaf of
 its table and of two indexes."""
+
+_SECONDS_UNSEEN = 0.1
+"""The seconds for which ordinary appends do not look at the path of the file again. A look takes some 2 us, a tenth of what
+such an append takes without a disk."""
 
 _STEPS_OF_ONE_COUNT = 10_000_000
 _MOST_COUNTS = 400
@@ -106,6 +116,10 @@ class SQLiteStore(Runs):
                 op="open",
             )
         self._live_file: LiveFile | None = None
+        self._identity: tuple[int, int] | None = None
+        """The file that the store opened first; None before that and for a database in memory."""
+        self._seen_until = 0.0
+        """The time, by `time.monotonic`, until which ordinary appends do not look whether it is still there."""
         self._reset()
         with self._failing_as("open"), self._group.lock:
             if not self.is_read_only:
@@ -161,9 +175,28 @@ class SQLiteStore(Runs):
 
     # -- connections -------------------------------------------------------------------------------
 
+    def _check_file(self) -> None:
+        """Raise StoreError if the path does not lead to the file that the store opened: writes to that one would be lost."""
+        if self._identity is None:
+            return
+        try:
+            is_there = sqlite_schema.identity_of(self.place) == self._identity
+        except OSError:  # nobody can tell
+            is_there = True
+        if is_there:
+            self._seen_until = time.monotonic() + _SECONDS_UNSEEN
+            return
+        raise StoreError(
+            f"the file {self.place} was removed or replaced while it was open: stop all processes that use it before you "
+            f"do that, and open the store again",
+            store=self.place,
+            op="open",
+        )
+
     def _connect(self) -> sqlite3.Connection:
         if not self._is_memory:
             sqlite_schema.refuse_links(self.place)
+            self._identity = self._identity or sqlite_schema.identity_of(self.place)
         connection = sqlite3.connect(
             self.place if self._is_memory else f"{Path(self.place).as_uri()}?mode={self._mode()}",
             uri=not self._is_memory,
@@ -181,6 +214,7 @@ class SQLiteStore(Runs):
             connection.execute("PRAGMA secure_delete = ON")
             if self.is_read_only and not self._is_memory:
                 connection.execute("PRAGMA query_only = ON")
+            self._check_file()
         except BaseException:
             connection.close()
             raise
@@ -211,6 +245,7 @@ class SQLiteStore(Runs):
     def _open(self) -> sqlite3.Connection:
         """Open the writing connection unless it is open. The caller holds the lock."""
         self._check_open()
+        self._check_file()
         if self._writer is not None:
             return self._writer
         if not self._is_memory:
@@ -239,7 +274,8 @@ class SQLiteStore(Runs):
             return self._open()
         if self._reader is not None and self._read_as is not None and self._is_written_now():
             self._reader.close()
-            self._reader = None
+            self._reader = self._identity = None
+        self._check_file()
         if self._reader is None:
             self._reader = self._connect()
         return self._reader
@@ -474,6 +510,8 @@ class SQLiteStore(Runs):
             # Nobody closes or replaces the connection while the lock is held.
             if writer is not self._writer:
                 return False
+            if time.monotonic() > self._seen_until:
+                self._check_file()
             is_large = record[4] >= SMALLEST
             kept = self._kept(token, records)[0]
             with self._turn:
