@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,39 @@ def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest
         store.save("r", "a", b"1")
         assert b"1" == store.load("r", "a")
         assert str(tmp_path / "runs.db") == store.place
+
+
+@pytest.mark.parametrize("target", ["empty", "missing", "filled"])
+def test_a_link_to_the_file_opens_the_same_store(tmp_path: Path, target: str) -> None:
+    file, link = tmp_path / "data" / "runs.db", tmp_path / "runs.db"
+    file.parent.mkdir()
+    link.symlink_to("data/runs.db")
+    if target == "empty":
+        file.touch()
+    elif target == "filled":
+        SQLiteStore(file).close()
+    with SQLiteStore(link) as store, SQLiteStore(file) as other:
+        begin(store)
+        assert str(file) == store.place
+        assert ["r"] == [info.run_id for info in other.list_runs()]
+        with SQLiteStore(link, read_only=True) as looking:
+            assert ["r"] == [info.run_id for info in looking.list_runs()]
+    assert [file.parent, link] == sorted(tmp_path.iterdir())
+
+
+def test_a_link_of_somebody_who_only_shares_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, link = tmp_path / "theirs.db", tmp_path / "runs.db"
+    file.touch()
+    link.symlink_to(file)
+    original = os.lstat
+    foreign = SimpleNamespace(st_uid=os.geteuid() + 1, st_mode=link.lstat().st_mode)
+    monkeypatch.setattr(os, "lstat", lambda path: foreign if path == str(link) else original(path))
+    for is_read_only in (False, True):
+        with pytest.raises(StoreError, match=f"{link} is a link of user"):
+            SQLiteStore(link, read_only=is_read_only)
+    assert 0 == file.stat().st_size
 
 
 def test_a_file_of_a_newer_release_is_refused(store: SQLiteStore, path: Path) -> None:

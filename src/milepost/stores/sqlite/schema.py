@@ -189,6 +189,25 @@ _DROPPED = {"noteTEXT", "prunedINTEGERNOTNULLDEFAULT0"}
 """The definitions of columns that only older versions have."""
 
 
+def resolve(place: str) -> str:
+    """Return the path itself, or that of the file to which it is a link: SQLite names the files beside by that.
+
+    Raise StoreError for a link of somebody who only shares the folder: he would choose the file.
+    """
+    if not os.path.islink(place):
+        return place
+    if hasattr(os, "geteuid"):
+        owner = os.lstat(place).st_uid
+        if owner not in {0, os.geteuid(), os.stat(os.path.dirname(place)).st_uid}:
+            raise StoreError(
+                f"{place} is a link of user {owner}, who owns neither its folder nor this process: find out who put it there, "
+                f"or open the file that it leads to",
+                store=place,
+                op="open",
+            )
+    return os.path.realpath(place)
+
+
 def create_file(path: Path) -> None:
     """Create an empty file that only its owner may read, unless there is one. Create missing folders above it too."""
     try:

@@ -78,8 +78,8 @@ INSERT OR IGNORE INTO records (run, sequence, kind, node_id, visit, size, packin
 
 
 class SQLiteStore(Runs):
-    """A store in the file `path`. The file and its folders are created if missing.
-    `":memory:"` stores nothing permanently.
+    """A store in the file `path`, or in the file that a link there leads to. The file and its folders are created if
+    missing. `":memory:"` stores nothing permanently.
 
     With `durability` "full" every write survives the loss of power, with "normal" only the end of the
     process. Raises `StoreError` if the file can't be opened or SQLite is older than 3.35, `StoreVersionError`
@@ -108,7 +108,7 @@ class SQLiteStore(Runs):
             raise OptionError(f"durability must be 'full' or 'normal', not {shown(durability)}", option="durability")
         self._synchronous = durability.upper()
         self._is_memory = os.fspath(path) == ":memory:"
-        self.place = ":memory:" if self._is_memory else str(Path(path).absolute())
+        self.place = ":memory:" if self._is_memory else sqlite_schema.resolve(str(Path(path).absolute()))
         if sqlite3.sqlite_version_info < (3, 35):
             raise StoreError(
                 f"the store {self.place} needs SQLite 3.35, this Python has {sqlite3.sqlite_version}: use a newer one",
