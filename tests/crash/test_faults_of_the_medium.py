@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from milepost import (
     StoreError,
 )
 from milepost.errors import CheckpointWriteError, RunStopped
+from milepost.model.live import LiveBatch, LiveEvent
+from milepost.model.workers import WorkerInfo
 
 NOBODY = 65534
 
@@ -95,6 +98,43 @@ def lose_the_rights_meanwhile(medium: str, place: str) -> list[str]:
     return log
 
 
+def try_all_without_rights(medium: str, place: str) -> list[str]:
+    """A user who may not enter the folder of an open store any more: the verbs that say so and those that still answer."""
+    if os.geteuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    folder = Path(place, "mine")
+    folder.mkdir()
+    with MEDIA[medium](folder) as store:
+        add_bystanders(store)
+        now = datetime.now(UTC)
+        info = WorkerInfo("w", "host", 1, now, now, {}, 1, 0)
+        event = LiveEvent(1, 1, 0, now.timestamp(), "a", 1, 1, b"{}")
+        verbs: dict[str, Callable[[], object]] = {
+            "open": lambda: MEDIA[medium](folder).close(),
+            "open to look": lambda: MEDIA[medium](folder, read_only=True).close(),
+            "list": store.list_runs,
+            "load": lambda: store.load("done", "a"),
+            "save": lambda: store.save("s", "a", b"1"),
+            "signal": lambda: store.put_signal("parked", "go", None),
+            "write_live": lambda: store.write_live([LiveBatch("done", (event,))]),
+            "read_live": lambda: store.read_live("done"),
+            "beat": lambda: store.beat(info),
+            "workers": store.workers,
+            "pause": lambda: store.pause_schedule("nightly"),
+            "pauses": store.paused_schedules,
+        }
+        folder.chmod(0)
+        refused: list[str] = []
+        for name, verb in verbs.items():
+            try:
+                verb()
+            except StoreError:
+                refused.append(name)
+        folder.chmod(0o700)
+    return refused
+
+
 def look_while_read_only(place: str) -> list[str]:
     """A user who looks into a file that may not be written, dies, and goes on with a run when the file may be written."""
     if os.geteuid() == 0:
@@ -131,6 +171,14 @@ def test_rights_that_are_missing_are_a_store_error_and_the_run_goes_on_when_they
     medium: str, public_folder: Path
 ) -> None:
     assert list("abcd") == in_process(lose_the_rights, medium, str(public_folder))
+
+
+@every_medium
+def test_every_verb_of_an_open_store_answers_or_raises_a_store_error_when_its_folder_may_not_be_entered(
+    medium: str, public_folder: Path
+) -> None:
+    refused = in_process(try_all_without_rights, medium, str(public_folder))
+    assert {"open", "open to look", "write_live", "beat", "workers"} <= set(refused)
 
 
 def test_what_was_only_looked_at_while_it_could_not_be_written_can_be_written_when_it_may(public_folder: Path) -> None:

@@ -90,6 +90,14 @@ def test_a_place_below_a_file_is_named_and_leaves_no_handle_open(tmp_path: Path)
     assert len(os.listdir("/proc/self/fd")) <= before  # less where what earlier tests left is closed meanwhile
 
 
+@pytest.mark.parametrize("name", ["x" * 253, "y" * 300, "file/runs.db"])
+@pytest.mark.parametrize("is_read_only", [False, True])
+def test_a_name_that_no_file_can_have_is_a_store_error(tmp_path: Path, name: str, is_read_only: bool) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=name):
+        SQLiteStore(tmp_path / name, read_only=is_read_only)
+
+
 def test_a_file_that_is_no_database_is_a_store_error(path: Path) -> None:
     path.write_bytes(b"not a database, but a file that has some length" * 100)
     with pytest.raises(StoreError) as caught:

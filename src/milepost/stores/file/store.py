@@ -42,6 +42,7 @@ from milepost.stores.file.write import Change, StoreParts, write
 
 if TYPE_CHECKING:
     from milepost.model.info import CheckpointInfo
+    from milepost.model.live import LiveBatch
 
 _OWN = ".milepost"
 """The folder of the store's own files. No run's name begins with a dot."""
@@ -332,6 +333,10 @@ class FileStore(Runs):
             if now < renewed <= now + self._parts.leases.slack:
                 now = renewed + 1e-6
         return super()._state(row, now, gone, held)
+
+    def write_live(self, batches: Sequence[LiveBatch]) -> None:
+        with self._failing_as("write_live"):
+            super().write_live(batches)
 
     # -- a run that is deleted while it is read -------------------------------------------------------
 

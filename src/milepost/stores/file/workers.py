@@ -35,11 +35,12 @@ class WorkerFolder:
 
     def beats(self) -> Iterator[Entry]:
         """Yield all beats."""
-        return _entries(self._workers, OSError)
+        with self._failing_as("workers"):
+            yield from _entries(self._workers, OSError)
 
     def drop_beats(self, before: float) -> None:
         """Delete old beats."""
-        for beat in _entries(self._workers, OSError):
+        for beat in self.beats():
             if beat.time < before and is_folder(self._workers):
                 with suppress(OSError):
                     os.unlink(f"{self._workers}/{place_of(beat.name)}")

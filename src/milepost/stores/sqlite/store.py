@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from milepost.errors import InvalidIDError, OptionError, StoreError, shown
+from milepost.errors import InvalidIDError, MilepostError, OptionError, StoreError, shown
 from milepost.model.ids import this_process
 from milepost.model.record import Record
 from milepost.store import Append, Renewal, StoreOptions, Token, Verdict, check_id, check_run_id
@@ -42,6 +42,9 @@ from milepost.stores.sqlite.live import LiveFile
 from milepost.stores.sqlite.transaction import SQLiteTransaction
 from milepost.stores.sqlite.write_ahead_log import WriteAheadLog, open_log
 from milepost.stores.sqlite.write_queue import WriteQueue
+
+if TYPE_CHECKING:
+    from milepost.model.live import LiveBatch, LiveEvent, Place
 
 _logger = logging.getLogger("milepost")
 
@@ -63,8 +66,9 @@ of a hostile or damaged file can lead to each other. A list of a million runs ta
 """
 
 _WRITTEN = Verdict("written")
-_FAILURES = (sqlite3.Error, UnicodeDecodeError, FileNotFoundError)
-"""What is told as a failure of the store. UnicodeDecodeError: SQLite's message about a file quotes its bytes."""
+_FAILURES = (sqlite3.Error, UnicodeDecodeError, OSError)
+"""What is told as a failure of the store, unless it is one of our errors. UnicodeDecodeError: SQLite's message about a file
+quotes its bytes."""
 
 _RUN_NUMBER = "SELECT id FROM runs WHERE run_id = ?"
 # The whole append of the ordinary case: the token is current, no cancel is open, the number is the next one. Otherwise
@@ -161,7 +165,15 @@ class SQLiteStore(Runs):
         self._until_look = _LOOK_BYTES
         """The approximate number of bytes that this process puts into the log before it looks how long that is."""
 
-    # -- workers and schedules ---------------------------------------------------------------------
+    # -- live events, workers and schedules --------------------------------------------------------
+
+    def write_live(self, batches: Sequence[LiveBatch]) -> None:
+        with self._failing_as("write_live"):
+            super().write_live(batches)
+
+    def read_live(self, run_id: str, *, after: Place = (0, 0), limit: int = 1000) -> builtins.list[LiveEvent]:
+        with self._failing_as("read_live"):
+            return super().read_live(run_id, after=after, limit=limit)
 
     def _beat_by(self, op: str, query: str, values: Sequence[Any]) -> builtins.list[Any]:
         """Execute a statement in the file beside the database, which is written without syncs and has locks of its own."""
@@ -345,6 +357,8 @@ class SQLiteStore(Runs):
     def _failing_as(self, op: str) -> Iterator[None]:
         try:
             yield
+        except MilepostError:
+            raise
         except _FAILURES as exc:
             raise self._failure(op, exc) from exc
 
@@ -368,6 +382,8 @@ class SQLiteStore(Runs):
                 # A run that is deleted or imported whole changes about as many pages as it has.
                 self._until_look -= (writer.total_changes - before) * _PAGE_BYTES
                 self._note_written(writer)
+        except MilepostError:
+            raise
         except _FAILURES as exc:
             raise self._failure(op, exc) from exc
         finally:
@@ -385,6 +401,8 @@ class SQLiteStore(Runs):
                 finally:
                     if reader.in_transaction:
                         reader.execute("COMMIT")
+        except MilepostError:
+            raise
         except _FAILURES as exc:
             raise self._failure(op, exc) from exc
         finally:
@@ -430,7 +448,7 @@ class SQLiteStore(Runs):
             # Source: https://www.sqlite.org/wal.html, on the WAL-reset bug
             with self._immediate(writer):
                 self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        except sqlite3.Error as exc:
+        except _FAILURES as exc:
             _logger.warning("the log of %s could not be moved into the database: %s", self.place, exc)
 
     # -- appends -----------------------------------------------------------------------------------
@@ -452,7 +470,9 @@ class SQLiteStore(Runs):
                         verdicts = self._commit(appends)
                 finally:
                     group.wake_first()
-        except sqlite3.Error as exc:
+        except MilepostError:
+            raise
+        except _FAILURES as exc:
             raise self._failure("append", exc) from exc
         self._settle(appends, verdicts)
         return verdicts
@@ -523,7 +543,9 @@ class SQLiteStore(Runs):
                 self._until_look -= len(kept[6] or b"")
             if self._until_look <= 0:
                 self._look_at_log(writer)
-        except sqlite3.Error as exc:
+        except MilepostError:
+            raise
+        except _FAILURES as exc:
             raise self._failure("append", exc) from exc
         finally:
             group.lock.release()
