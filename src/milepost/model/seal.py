@@ -88,7 +88,7 @@ without a key.
 _AS_ENCODED = frozenset({"", UNPACKED})
 _PACKED = frozenset({ZSTD, DIFFERENCE})
 _KEY_ID = r"[A-Za-z0-9._-]{1,64}"
-_LINK = re.compile(r"[A-Za-z0-9._:-]+")
+_LINK = re.compile(r"[A-Za-z0-9._:-]{1,256}")
 _BEFORE_LINK = re.compile(rb'(?:,"gap":\[(\d{1,19}),"([A-Za-z0-9._:-]*)"\])?(,"life":"[^"]*")?\Z')
 """The end of a header before its `prev`: its gap, if it has one, and its life."""
 _LONGEST = 512
@@ -209,6 +209,11 @@ def link_of(header: bytes | None) -> str:
             return f"sha256:{digits.decode()}"
     link = _link_in(header)
     return link if _LINK.fullmatch(link) else digest_of(header)
+
+
+def is_link(text: str) -> bool:
+    """Return whether a text has the form of a link, so that it can stand in a header, or is "", for none."""
+    return not text or _LINK.fullmatch(text) is not None
 
 
 def has_link(header: bytes | None, link: str) -> bool:

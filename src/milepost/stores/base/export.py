@@ -41,7 +41,7 @@ from milepost.model.record import (
     make_record,
     parse_time,
 )
-from milepost.model.seal import DIGESTS, KEYED, PLAIN, NumberGap, Seals, gap_of, prev_of
+from milepost.model.seal import DIGESTS, KEYED, PLAIN, NumberGap, Seals, gap_of, is_link, prev_of
 from milepost.store import (
     MAX_REASON_BYTES,
     MOST,
@@ -144,11 +144,11 @@ class _Run(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Place(msgspec.Struct):
-    """The place of a record as its header holds it."""
+    """The place of a record as its header holds it. Readers compare the two, so there are no other forms of it."""
 
     run_id: str
     sequence: Count
-    node_id: str = ""
+    node_id: str
     visit: _Number = 1
     kind: str = CHECKPOINT
 
@@ -403,28 +403,24 @@ class _Reader:
 
     def _take_envelope(self, run: _Run, line: bytes, members: Mapping[str, msgspec.Raw]) -> None:
         fields, state = read_envelope(line)
-        if "sequence" not in fields:
+        if fields.get("sequence") is None:
             raise CheckpointCorruptError("the record has no sequence")
-        kind = fields.get("kind") or CHECKPOINT
-        place = fields["sequence"], kind, fields.get("node_id") or "", fields.get("visit") or 1
         if bytes(members.get("version", b"")) != b"1" or ("state" in members and "digest" not in members):
             # No journal of ours has this form: it is stored as plain bytes.
             moment = parse_time(fields["timestamp"]).timestamp() if fields.get("timestamp") else run.updated_at
-            sequence, kind, node_id, visit = place
-            record = self._saved(run, sequence, node_id, visit, line, moment)
-            if kind != CHECKPOINT:
+            node_id, visit = fields.get("node_id") or "", fields.get("visit") or 1
+            record = self._saved(run, fields["sequence"], node_id, visit, line, moment)
+            if (kind := fields.get("kind") or CHECKPOINT) != CHECKPOINT:
                 raise CheckpointCorruptError(f"it is a {kind} of a form that no journal of this library has")
             self._take_record(run, fields.get("run_id"), record, None, "")
             return
         payload, packing = (state, "") if "state" in members else (None, "")
         if fields.get("compressed") is True:
             payload, packing = _base64(msgspec.json.decode(members["state"], type=str)), "zstd"
-        size = 0 if payload is None else len(state)
-        self._take_own(run, fields, members, Record(*place, size, None, payload, packing))
+        self._take_own(run, members, 0 if payload is None else len(state), payload, packing)
 
     def _take_header(self, run: _Run, header: bytes, state: bytes) -> None:
-        place, members = _as(msgspec.Raw(header), _Place), _decode_members(header)
-        fields = msgspec.json.decode(header, type=dict[str, Any])
+        members, fields = _decode_members(header), msgspec.json.decode(header, type=dict[str, Any])
         seal, content = str(fields.get("seal")), header.rpartition(b',"seal":')[0]
         for what, expected, found in (
             ("digest does not fit its state", digest_of(state), str(fields.get("digest"))),
@@ -437,22 +433,24 @@ class _Reader:
                     found=found,
                 )
         packed = (compress(state), "zstd") if fields.get("compressed") is True else (state, "")
-        record = Record(place.sequence, place.kind, place.node_id, place.visit, len(state), None, *packed)
-        self._take_own(run, fields, members, record)
+        self._take_own(run, members, len(state), *packed)
 
     def _take_own(
-        self, run: _Run, fields: Mapping[str, Any], members: Mapping[str, msgspec.Raw], record: Record
+        self, run: _Run, members: Mapping[str, msgspec.Raw], size: int, payload: bytes | None, packing: str
     ) -> None:
         """Take a record that a journal of ours wrote, with the header that its `members` make."""
         texts = {name: bytes(raw) for name, raw in members.items() if name not in {"seal", "state"}}
-        self._check_seal(_header(texts), str(fields.get("seal")))
+        header = _header(texts)
+        place = _as(msgspec.Raw(header + b"}"), _Place)
+        self._check_seal(header, _as(members["seal"], str) if "seal" in members else "")
         for name in DIGESTS:  # the store makes them anew, for the form in which it stores the record
             texts.pop(name, None)
         if self._run_id is not None:
             texts["run_id"] = _encode(self._run_id)
         gap = _as(members["gap"], NumberGap) if "gap" in members else None
-        prev = str(fields.get("prev") or "")
-        self._take_record(run, fields.get("run_id"), record._replace(header=_header(texts)), gap, prev)
+        prev = _as(members["prev"], str) if "prev" in members else ""
+        record = Record(place.sequence, place.kind, place.node_id, place.visit, size, _header(texts), payload, packing)
+        self._take_record(run, place.run_id, record, gap, prev)
 
     def _check_seal(self, header: bytes, seal: str) -> None:
         """Raise if a seal that was made with a known key does not fit. Seals without a key were checked earlier."""
@@ -473,6 +471,9 @@ class _Reader:
             check_id(record.node_id)
         if not (0 <= record.sequence < MOST and 1 <= record.visit < MOST):
             raise CheckpointCorruptError(f"it has number {record.sequence} and visit {record.visit}: no run gets there")
+        for link in (prev, "" if gap is None else gap.link):
+            if not is_link(link):
+                raise CheckpointCorruptError(f"it has {link[:200]!r} in the place of a record's link")
         if self._records and record.sequence < self._gaps.next:
             raise CheckpointCorruptError(f"record {record.sequence} follows record {self._gaps.next - 1}")
         if gap is not None and record.sequence > self._gaps.next:
