@@ -344,8 +344,12 @@ def _rewrite(
 
 
 def _empty(parts: StoreParts, log: Log, removal: Removal) -> None:
-    """Remove the bytes of removed records from their files. They count as removed even if this fails."""
-    for number in removal.commits:
+    """Remove the bytes of removed records from their files. They count as removed even if this fails.
+
+    The newest go first. So no removed record outlives another one that it builds on, not even in a copy of the files that
+    is made meanwhile in the order of their names.
+    """
+    for number in reversed(removal.commits):
         try:
             commit = log.load(number, "whole")
             left = [
