@@ -42,11 +42,14 @@ def is_free(path: Path) -> bool:
     return True
 
 
-def is_free_soon(path: Path) -> bool:
+def is_free_soon(path: Path, waiting: WriteQueue) -> bool:
+    """Return whether the lock is free once a queue that was waiting for it has had it and given it back."""
     end = time.monotonic() + 10
-    while not is_free(path) and time.monotonic() < end:
+    while time.monotonic() < end:
+        if not waiting._is_asking and is_free(path):
+            return True
         time.sleep(0.005)
-    return is_free(path)
+    return False
 
 
 def test_each_waits_until_the_one_before_it_leaves(queues: list[WriteQueue], path: Path) -> None:
@@ -85,10 +88,7 @@ def test_who_waits_for_long_goes_ahead_and_keeps_no_turn_that_comes_later(
     assert time.monotonic() - began < 1
     assert not is_free(path)
     first.leave()
-    end = time.monotonic() + 10
-    while second._is_asking and time.monotonic() < end:
-        time.sleep(0.005)
-    assert is_free_soon(path)
+    assert is_free_soon(path, second)
     monkeypatch.undo()
     second.enter()
     assert not is_free(path)
@@ -113,7 +113,7 @@ def test_a_wait_that_a_signal_ends_keeps_no_turn(
         second.enter()
     second.leave()
     first.leave()
-    assert is_free_soon(path)
+    assert is_free_soon(path, second)
 
 
 def leads_to(path: Path, descriptor: int) -> bool:
@@ -136,7 +136,7 @@ def test_a_closed_queue_keeps_neither_turn_nor_file(
         second.leave()
     second.close()
     first.close()
-    assert is_free_soon(path)
+    assert is_free_soon(path, second)
     end = time.monotonic() + 10
     while any(leads_to(path, descriptor) for descriptor in opened) and time.monotonic() < end:
         time.sleep(0.005)
