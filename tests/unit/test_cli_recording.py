@@ -19,7 +19,7 @@ import pytest
 from cli_calls import Answer, Shop, shop
 
 from milepost import END, Graph, MemoryStore, SQLiteStore, Steps, step, workflow
-from milepost.errors import CheckpointIntegrityError, RunSuspended
+from milepost.errors import CheckpointIntegrityError, OptionError, RunSuspended
 from milepost.testing import replay
 from milepost.testing.recording import NoTestError, record_test
 from milepost.verbs import flow_of
@@ -362,6 +362,24 @@ def test_a_hidden_value_of_any_kind_is_one_of_the_same_kind():
                 record_test(store, "r", flow_of(graph), hide=[nothing])
         graph.run(Order(who="lovelace"), store=store, run_id="named")
         assert 1 == record_test(store, "named", flow_of(graph), hide=["state.who"]).left  # a node has that name too
+
+
+@pytest.mark.parametrize(
+    ("path", "numbers"),
+    [
+        ("state.cards.number", ["1111 1", "1111 2"]),
+        ("state.cards.*.number", ["1111 1", "1111 2"]),
+        ("state.cards.1.number", ["4111 2", "1111 1"]),
+    ],
+)
+def test_a_part_of_a_path_takes_an_item_of_a_list_or_leads_to_each(path: str, numbers: list[str]):
+    graph = Graph(Order).add_node("pay", same).add_edge("pay", END).set_entry("pay").compile("orders")
+    with MemoryStore() as store:
+        graph.run(Order(), store=store, run_id="r")
+        made = record_test(store, "r", flow_of(graph), hide=[path])
+        assert numbers == [card.number for card in replay(made.data, graph).result.state.cards]
+        with pytest.raises(OptionError, match=r"a hidden path begins with state, inputs, .*, unlike 'cards.number'"):
+            record_test(store, "r", flow_of(graph), hide=["cards.number"])
 
 
 @workflow("tries")

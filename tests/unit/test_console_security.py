@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from milepost import Engine, MemoryStore, step, workflow
+from milepost import END, Engine, Graph, MemoryStore, step, workflow
 from milepost.console import Console, console
 from milepost.console.app import make_site
 from milepost.console.guard import TokenAccess
@@ -378,6 +379,63 @@ def test_hidden_values_are_in_no_step_and_in_no_answer_to_a_wait(path: str):
             assert secret not in text, place
 
 
+@dataclass
+class Card:
+    number: str
+
+
+@dataclass
+class Shop:
+    cards: list[Card]
+    total: int = 0
+
+
+def paid(number: str) -> int:
+    return len(number)
+
+
+def add_up(shop: Shop, lengths: list[int]) -> Shop:
+    return Shop(shop.cards, sum(lengths))
+
+
+def numbers(shop: Shop) -> list[str]:
+    return [card.number for card in shop.cards]
+
+
+paying = Graph(Shop).add_map("pay", numbers, paid, merge=add_up).set_entry("pay").add_edge("pay", END).compile("paying")
+
+
+@pytest.mark.parametrize("path", ["state.cards.number", "state.cards.*.number", "state.cards", "*.cards.number"])
+def test_a_value_that_is_hidden_in_the_state_is_hidden_among_the_items_of_a_map(path: str):
+    with Engine(MemoryStore(), flows=[paying]) as engine:
+        engine.run(paying, Shop([Card("4111"), Card("5222")]), run_id="paid")
+        newest = engine.handle("paid").info().sequence
+        for place, text in told(served(engine, hide=[path]), "paid", newest + 1):
+            assert "4111" not in text, place
+            assert "5222" not in text, place
+
+
+@pytest.mark.parametrize(
+    ("hide", "first", "items"),
+    [
+        (["items"], "4111", "•••"),
+        (["items.0"], "4111", ["•••", "5222"]),
+        (["state.total"], "4111", "•••"),
+        (["state.total", "items.1"], "4111", ["4111", "•••"]),
+        (["state.cards.0.number", "items.0"], "•••", ["•••", "5222"]),
+        (["prompt"], "4111", ["4111", "5222"]),
+    ],
+)
+def test_a_path_says_what_is_hidden_among_the_items_of_a_map(hide: list[str], first: str, items: Any):
+    with Engine(MemoryStore(), flows=[paying]) as engine:
+        engine.run(paying, Shop([Card("4111"), Card("5222")]), run_id="paid")
+        client = served(engine, hide=hide)
+        (given,) = [record.sequence for record in engine.store.read("paid", kinds=("items",))]
+        assert items == client.get(f"/runs/paid/at/{given}?format=json").json()["state"]
+        assert items == client.get(f"/runs/paid/at/{given}?download=1").json()
+        assert first == client.get("/runs/paid/at/0?format=json").json()["state"]["cards"][0]["number"]
+
+
 @workflow("picky")
 def picky():
     yield from step("ask").wait_for("approval", payload=bool, early=True)
@@ -419,6 +477,8 @@ def test_a_fork_keeps_hidden_values_and_refuses_others_for_them():
         ("state.lines.*.card", {"lines": [{"card": "a"}, {"card": "b"}]}, '{"lines": [{}]}', 400),
         ("state.lines.*.card", {"lines": [{"card": "a"}]}, '{"lines": [{}, {}]}', 400),
         ("state.lines.*.card", {"lines": [{"card": "a"}]}, '{"lines": {"x": {}}}', 400),
+        ("state.lines.card", {"lines": [{"card": "a"}, {"card": "b"}]}, '{"lines": [{"n": 1}, {}]}', 303),
+        ("state.lines.card", {"lines": [{"card": "a"}, {"card": "b"}]}, '{"lines": [{}]}', 400),
         ("state.c.x", {"c": {"x": "a", 1: 2}}, '{"c": {"$mp": "dict", "v": [["x", null], [1, 3]]}}', 303),
         ("state.c.x", {"c": {"x": "a", 1: 2}}, '{"c": {"$mp": "dict", "v": [["y", null], [1, 2]]}}', 400),
         ("state.card", {"card": "a"}, "[1]", 400),

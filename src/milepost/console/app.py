@@ -57,7 +57,7 @@ def console(
     `user(request)` says who asks; None lets nobody in (401). `write(user, action, run_id)` is asked at each action, and
     only True lets it pass; both may be async. The application that mounts the console lets people in. Without `user`
     only loopback hosts are served, unless `allow_hosts` names others. `base_path` is the prefix that a proxy takes off.
-    `hide` are paths of values that are shown as `•••`: they begin with `state`, `inputs`, `output`, `prompt` or
+    `hide` are paths of values that are shown as `•••`: they begin with `state`, `inputs`, `output`, `items`, `prompt` or
     `payload`, and `*` stands for any one part. `hide_errors` shows only type and node of errors.
 
     Raises `OptionError` for `write` without `user`, and for values that make no sense.

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from milepost.console.answers import pretty
 from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
-from milepost.console.veil import check, is_pairs
+from milepost.console.veil import check
 from milepost.errors import DeserializeStateError
 from milepost.executor.flow import codec_at
 from milepost.verbs import flow_of
+from milepost.views.hiding import is_pairs
 from milepost.views.states import RecordedState, named_state, newest_state
 from milepost.views.text import clean
 
@@ -44,7 +45,7 @@ def why_not(site: Site, run_id: str) -> str:
         return f"to edit the state, start the console with --app and the code of flow {info.flow!r}; it knows {known}"
     if flow_of(flow).front != "graph":
         return "a workflow has no state but the results of its steps"
-    if any(path == (root,) for path in site.veil.paths for root in ("state", "inputs", "output")):
+    if any(not path.parts and path.is_below("state", "inputs", "output") for path in site.veil.paths):
         return "the state is hidden here"
     return ""
 

@@ -6,44 +6,36 @@ They are taken out before any text is made, so that nothing that is drawn, compa
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from milepost.errors import CheckpointIntegrityError, DeserializeStateError, OptionError, shown
+from milepost.errors import CheckpointIntegrityError, DeserializeStateError
 from milepost.graph.status import RunStatus
 from milepost.model.info import RunFailure, RunInfo, Wait
-from milepost.model.record import REPLY, WAIT, Record
+from milepost.model.record import ITEMS, REPLY, WAIT, Record
 from milepost.store import Store
+from milepost.views.hiding import Place, find_places, read_paths
 from milepost.views.journal import JournalLine
 from milepost.views.text import clean
 from milepost.views.tree import Tree, TreeStep, parts_of
 
 HIDDEN = "•••"
-ROOTS = ("state", "inputs", "output", "prompt", "payload")
 _RECORDED = ("state", "inputs", "output")
 """The roots of what a record may hold: the state of one node is the input or the output of another."""
 _WRAPPED = {"wait": "payload", "subworkflow": "final_output"}
 """The keys below which the outputs of some types of steps have the value itself. A reply is like the output of its wait."""
-_TAGGED = "$mp"
-_MAPPINGS = ("dict", "ordereddict", "defaultdict", "counter")
 
 
 class Veil:
     """The paths that are hidden, such as `state.card` or `inputs.*.token`, and whether texts of errors are.
 
-    Raises `OptionError` for a path that begins with none of `ROOTS`.
+    Raises `OptionError` for what is no such path.
     """
 
     def __init__(self, paths: Sequence[str] = (), *, errors: bool = False) -> None:
-        self.paths = [tuple(path.split(".")) for path in paths]
+        self.paths = read_paths(paths)
         self.hides_errors = errors
-        for path in self.paths:
-            if path[0] not in ROOTS or not all(path):
-                raise OptionError(
-                    f"a hidden path begins with {', '.join(ROOTS)}, such as state.card, unlike {shown('.'.join(path))}",
-                    option="hide",
-                )
 
     @property
     def hides_anything(self) -> bool:
@@ -51,16 +43,19 @@ class Veil:
         return bool(self.paths) or self.hides_errors
 
     @property
+    def hides_state(self) -> bool:
+        """True if something in states is hidden."""
+        return any(path.is_below(*_RECORDED) for path in self.paths)
+
+    @property
     def hides_refusals(self) -> bool:
         """True if texts about refused answers are hidden: they quote the payload."""
-        return self.hides_errors or any(root == "payload" for root, *_ in self.paths)
+        return self.hides_errors or any(path.is_below("payload") for path in self.paths)
 
     def value(self, value: Any, *roots: str) -> Any:
         """Return recorded JSON with what is hidden below these roots replaced."""
-        for root, *path in self.paths:
-            if root in roots:
-                value = _hide(value, path)
-        return value
+        places = {place for path in self.paths if path.is_below(*roots) for place, _ in find_places(value, path.parts)}
+        return _hide(value, places) if places else value
 
     def recorded(self, store: Store, run_id: str, record: Record) -> Any:
         """Return the JSON in a record without what is hidden; None if it has none.
@@ -76,11 +71,23 @@ class Veil:
             return {**value, "output": self.output(value.get("output"), step_type), "error": error}
         if record.kind == WAIT:
             return self.value(value, "prompt")
+        if record.kind == ITEMS:
+            return self.items(value)
         return self.output(value, "wait") if record.kind == REPLY else self.state(value)
 
     def state(self, value: Any) -> Any:
         """Return a recorded state, an input or an output without what is hidden."""
         return self.value(value, *_RECORDED)
+
+    def items(self, items: Any) -> Any:
+        """Return the recorded items of a map without what is hidden.
+
+        They come from a state, and no path of the state says where in them its values are. So where one is hidden, the items
+        are too, unless a path says what to hide in them.
+        """
+        if self.hides_state and not any(path.root == "items" for path in self.paths):
+            return HIDDEN if items else items
+        return self.value(items, "items")
 
     def output(self, output: Any, step_type: str) -> Any:
         """Return the recorded output of a step without what is hidden."""
@@ -91,7 +98,8 @@ class Veil:
 
     def hidden_places(self, value: Any) -> list[tuple[str, ...]]:
         """Return the places in a state that are hidden, as keys and indexes."""
-        return [place for root, *path in self.paths if root in _RECORDED for place in _places(value, path)]
+        paths = [path for path in self.paths if path.is_below(*_RECORDED)]
+        return [place for path in paths for place, _ in find_places(value, path.parts)]
 
     def info(self, info: RunInfo, locked: str | None = None) -> RunInfo:
         """Return a run's row without what is hidden. `locked` says which key is missing: then no text is proven."""
@@ -185,59 +193,12 @@ def _named(wait: Wait) -> str:
     return "its time" if wait.signal is None else f"signal {wait.signal!r} at {wait.wait_id!r}"
 
 
-def _hide(value: Any, path: Sequence[str]) -> Any:
-    """Return a copy of JSON in which what is at the path is replaced."""
-    if not path:
+def _hide(value: Any, places: Collection[Place], here: Place = ()) -> Any:
+    """Return a copy of JSON in which what stands at these places is replaced. `here` is the place of the value."""
+    if here in places:
         return HIDDEN
-    if _is_tagged(value):
-        return {**value, "v": _hide(value["v"], path)}
-    if is_pairs(value):
-        pairs = value["v"]
-        return {
-            **value,
-            "v": [[key, _hide(item, path[1:])] if _names(path[0], key) else [key, item] for key, item in pairs],
-        }
     if isinstance(value, dict):
-        return {key: _hide(item, path[1:]) if path[0] in {"*", key} else item for key, item in value.items()}
+        return {key: _hide(item, places, (*here, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_hide(item, path[1:]) if path[0] in {"*", str(index)} else item for index, item in enumerate(value)]
+        return [_hide(item, places, (*here, str(index))) for index, item in enumerate(value)]
     return value
-
-
-def _places(value: Any, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield where a path leads in JSON, as keys and indexes; a tagged value's own key counts."""
-    if not path:
-        yield ()
-        return
-    inside: Iterable[tuple[str, Any]] = ()
-    if _is_tagged(value):
-        yield from (("v", *place) for place in _places(value["v"], path))
-        return
-    if is_pairs(value):
-        for index, (key, item) in enumerate(value["v"]):
-            if _names(path[0], key):
-                yield from (("v", str(index), "1", *place) for place in _places(item, path[1:]))
-        return
-    if isinstance(value, dict):
-        inside = value.items()
-    elif isinstance(value, list):
-        inside = ((str(index), item) for index, item in enumerate(value))
-    for key, item in inside:
-        if path[0] in {"*", key}:
-            yield from ((key, *place) for place in _places(item, path[1:]))
-
-
-def _is_tagged(value: Any) -> bool:
-    return isinstance(value, dict) and _TAGGED in value and "v" in value and not is_pairs(value)
-
-
-def is_pairs(value: Any) -> bool:
-    """Return whether this is a mapping, some key of which is no text: it is recorded as pairs."""
-    if not isinstance(value, dict) or value.get(_TAGGED) not in _MAPPINGS or not isinstance(value.get("v"), list):
-        return False
-    return all(isinstance(pair, list) and len(pair) == 2 for pair in value["v"])
-
-
-def _names(part: str, key: Any) -> bool:
-    """Return whether a part of a path names the key of a pair. A key with a tag is named by what it holds."""
-    return part in {"*", str(key["v"] if _is_tagged(key) else key)}

@@ -37,6 +37,7 @@ from milepost.model.seal import DIGESTS, Seals
 from milepost.store import Store
 from milepost.stores.memory import MemoryStore
 from milepost.testing.replaying import Replay, ReplayDifference
+from milepost.views.hiding import HiddenPath, Place, find_places, read_paths
 
 __all__ = ["NoTestError", "RecordedTest", "paths_of_test", "record_test", "source_of_test"]
 
@@ -76,9 +77,10 @@ def record_test(
 ) -> RecordedTest:
     """Write a run of `store` as a test of `flow`, under the id `name` (None: its own).
 
-    `hide` are paths of values to hide: `state.card`, `inputs.card`, `output.token`, `prompt`, `payload`, `items`; a `*`
-    stands for any name. Raises `NoTestError` for a run that retention has thinned, for a path that is nowhere, for a value
-    that no other can stand for, and if hiding changes the path of the run; the errors of `Store.export`.
+    `hide` are paths of values to hide, as `milepost.views.hiding` reads them: `state.card`, `inputs.card`, `output.token`,
+    `prompt`, `payload`, `items`. Raises `OptionError` for what is no such path; `NoTestError` for a run that retention has
+    thinned, for a path that is nowhere, for a value that no other can stand for, and if hiding changes the path of the run;
+    the errors of `Store.export`.
     """
     hider, plain = _Hider(hide), _whole(store, run_id)
     with MemoryStore() as memory:
@@ -87,7 +89,7 @@ def record_test(
         except DeserializeStateError as exc:
             raise NoTestError(f"hiding {', '.join(hide)} leaves what flow {flow.name!r} can't read: {exc}") from exc
     if (nowhere := hider.nowhere()) is not None:
-        raise NoTestError(f"run {run_id!r} has no text and no number at {nowhere!r}, which is to be hidden")
+        raise NoTestError(f"run {run_id!r} has no text and no number at {str(nowhere)!r}, which is to be hidden")
     again = Replay(data, flow, (), {})
     if hide:
         data = _with_arguments(data, again, hider)
@@ -170,22 +172,28 @@ class _Hider:
     """Values to hide, and what replaces them."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self.paths = {path: path.split(".") for path in paths}
-        self._paths_of: dict[tuple[type, Any], str] = {}
+        self.paths = read_paths(paths)
+        self._paths_of: dict[tuple[type, Any], HiddenPath] = {}
         """The values to hide, with their types, and the first path at which each stands."""
-        self._found: set[str] = set()
+        self._found: set[HiddenPath] = set()
 
-    def nowhere(self) -> str | None:
+    def nowhere(self) -> HiddenPath | None:
         """Return a path at which no value was found; None if there is none."""
         return next((path for path in self.paths if path not in self._found), None)
 
     def look(self, root: str, document: Any) -> Any:
         """Note the values to hide in a document, which paths call `root`, and return it."""
-        for path, (first, *names) in self.paths.items():
-            for leaf in _leaves(document, names) if first in {root, "*"} else ():
+        for path, _, value in self._places(root, document):
+            for leaf in _leaves(value):
                 self._found.add(path)
                 self._paths_of.setdefault((type(leaf), leaf), path)
         return document
+
+    def _places(self, root: str, document: Any) -> Iterator[tuple[HiddenPath, Place, Any]]:
+        """Yield each path that leads into a document, the place it leads to, and the value there."""
+        for path in self.paths:
+            if path.is_below(root):
+                yield from ((path, place, value) for place, value in find_places(document, path.parts))
 
     @cached_property
     def _known(self) -> dict[tuple[type, Any], Any]:
@@ -197,7 +205,7 @@ class _Hider:
             made = _replacement(leaf, taken, hidden)
             if made is None:
                 raise NoTestError(
-                    f"no other value of the same length is left for one at {path!r}, which is to be hidden"
+                    f"no other value of the same length is left for one at {str(path)!r}, which is to be hidden"
                 )
             known[kind, leaf] = made
             taken.add(made)
@@ -205,28 +213,34 @@ class _Hider:
 
     def hidden(self, root: str, document: Any) -> Any:
         """Return a document without the values and the texts to hide. Each is replaced once, never what replaces it."""
-        return self._hidden(document, [names for first, *names in self.paths.values() if first in {root, "*"}])
+        return self._hidden(document, {place for _, place, _ in self._places(root, document)})
 
-    def _hidden(self, document: Any, paths: list[list[str]]) -> Any:
+    def _hidden(self, document: Any, places: Collection[Place], here: Place = (), *, is_hidden: bool = False) -> Any:
+        """`here` is the place of the document. One that stands below a place `is_hidden`."""
+        is_hidden = is_hidden or here in places
         if isinstance(document, list):
-            return [self._hidden(item, paths) for item in document]
+            return [
+                self._hidden(item, places, (*here, str(index)), is_hidden=is_hidden)
+                for index, item in enumerate(document)
+            ]
         if isinstance(document, dict) and MARK in document:
-            return {**document, _MARKED: self._hidden(document[_MARKED], paths)} if _MARKED in document else document
+            if _MARKED not in document:
+                return document
+            marked = self._hidden(document[_MARKED], places, (*here, _MARKED), is_hidden=is_hidden)
+            return {**document, _MARKED: marked}
         if isinstance(document, dict):
             return {
-                self._key(key): self._hidden(
-                    value, [names[1:] for names in paths if not names or names[0] in {key, "*"}]
-                )
+                self._key(key): self._hidden(value, places, (*here, key), is_hidden=is_hidden)
                 for key, value in document.items()
             }
         key = type(document), document
-        if key in self._known and not all(paths):
+        if is_hidden and key in self._known:
             return self._known[key]
         return self._without(document) if isinstance(document, str) else document
 
     def without_texts(self, value: Any) -> Any:
         """Return a value without the texts to hide, which may be parts of others, and of keys that are no names."""
-        return self._hidden(value, [])
+        return self._hidden(value, ())
 
     def _key(self, key: str) -> str:
         return key if key.isidentifier() else self._without(key)
@@ -277,18 +291,17 @@ def _escaped(text: str) -> str:
     return _encode(text)[1:-1].decode()
 
 
-def _leaves(document: Any, names: Sequence[str]) -> Iterator[Any]:
-    """Yield the texts and numbers at a path. A path passes through lists, and through marks of the codec."""
+def _leaves(document: Any) -> Iterator[Any]:
+    """Yield the texts and numbers in a document, without those in marks of the codec."""
     if isinstance(document, list):
         for item in document:
-            yield from _leaves(item, names)
+            yield from _leaves(item)
     elif isinstance(document, dict) and MARK in document:
-        yield from _leaves(document.get(_MARKED), names)
+        yield from _leaves(document.get(_MARKED))
     elif isinstance(document, dict):
-        for key, value in document.items():
-            if not names or names[0] in {key, "*"}:
-                yield from _leaves(value, names[1:])
-    elif not names and document is not None and not isinstance(document, bool):
+        for value in document.values():
+            yield from _leaves(value)
+    elif document is not None and not isinstance(document, bool):
         yield document
 
 
@@ -403,9 +416,9 @@ class _Entry:
         state: Any = self.state
         if self.record.kind == CHECKPOINT and "step_type" in self.fields:
             state = [state.get("output"), state.get("error")]
-        yield from _leaves(_arguments(self.fields.get("args") or {}), [])
+        yield from _leaves(_arguments(self.fields.get("args") or {}))
         for document in (state, *(self.fields.get(name) for name in ("updates", "message", "text", "reason"))):
-            yield from _leaves([document], [])
+            yield from _leaves(document)
 
     def line(self) -> bytes:
         """Return the record as a line of an export."""
