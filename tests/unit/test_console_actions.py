@@ -129,7 +129,7 @@ def test_a_fork_is_made_once(engine: Engine, client: TestClient):
     assert ([303, 409], before + 1) == (statuses, len(engine.list_runs()))
 
 
-@pytest.mark.parametrize("state", ["{", "[1]", "NaN"])
+@pytest.mark.parametrize("state", ["{", "[1]", "NaN", '{"n": 1e999}', '{"n": 1, "n": 2}', "[" * 100_000])
 def test_a_text_that_is_no_state_makes_no_fork(engine: Engine, client: TestClient, state: str):
     answer = client.post("/runs/failed/fork", data={"node": "add", "state": state, "new_run_id": "bad"})
     assert 400 == answer.status_code
@@ -230,6 +230,25 @@ def test_a_schema_makes_a_form_and_its_texts_a_payload():
     assert ("1.5", "'1.5' is no whole number") == next(
         (each.value, each.error) for each in again if each.name == "field:amount"
     )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "why"),
+    [
+        ({"type": "number"}, "-1e999", "-1e999 is beyond the largest number"),
+        ({"type": "integer"}, "5" * 5000, "a number has 5000 digits, which are too many"),
+        ({"type": "object"}, '{"a": 1, "a": 2}', "an object has the key 'a' twice"),
+        ({"type": "array"}, "[" * 100_000, "it is nested too deep"),
+        ({"type": "array"}, '[{"":' * 251 + "1" + "}]" * 251, "it is nested too deep"),
+        ({"type": "array"}, "[", "this is no JSON: Expecting value: line 1 column 2 (char 1)"),
+    ],
+)
+def test_json_that_would_not_be_taken_as_it_is_typed_is_refused(schema: dict[str, Any], text: str, why: str):
+    assert {"field:": why} == read_payload(schema, {"field:": [text]}).errors
+
+
+def test_json_as_deep_as_any_codec_takes_is_read():
+    assert not read_payload({"type": "array"}, {"field:": ['[{"":' * 250 + "1" + "}]" * 250]}).errors
 
 
 @pytest.mark.parametrize(

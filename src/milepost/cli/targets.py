@@ -30,7 +30,7 @@ from milepost.cli.places import (
     project,
     url_of_store,
 )
-from milepost.cli.values import parse_json, read_json, read_pairs, read_value
+from milepost.cli.values import read_json, read_pairs, read_value
 from milepost.codec import Codec
 from milepost.engine.engine import Engine
 from milepost.engine.worker import Worker
@@ -128,14 +128,16 @@ def read_input(flow: Runnable, text: str | None, fields: Sequence[str]) -> Any:
     none.
     """
     text = _input_text(text, fields)
+    noun = "workflow" if isinstance(flow, Workflow) else "flow"
+    given = read_json(text, f"the input of {noun} {flow.name!r}")
     try:
         if isinstance(flow, Workflow):
-            return _inputs(flow, text)
+            return _inputs(flow, given, text)
         return flow._definition.codec.decode(_encoded(text), root="input")
     except DeserializeStateError as exc:
         message = str(exc).replace("the record", "the input").partition(": pass ")[0]
-        kind = "does not fit workflow" if isinstance(flow, Workflow) else "is no state of flow"
-        raise click.UsageError(f"the input {kind} {flow.name!r}: {message}") from exc
+        kind = "does not fit" if isinstance(flow, Workflow) else "is no state of"
+        raise click.UsageError(f"the input {kind} {noun} {flow.name!r}: {message}") from exc
 
 
 def read_plain(text: str | None, fields: Sequence[str]) -> Any:
@@ -148,16 +150,13 @@ def _input_text(text: str | None, fields: Sequence[str]) -> str:
     if text is not None and fields:
         raise click.UsageError("give the input either as JSON or as --input key=value, not both")
     if text is None:
-        return json.dumps({key: read_value(value) for key, value in read_pairs(fields, "--input").items()})
+        pairs = read_pairs(fields, "--input")
+        return json.dumps({key: read_value(value, f"--input {key}") for key, value in pairs.items()})
     return sys.stdin.read() if text == "-" else text
 
 
-def _inputs(flow: Workflow[..., Any], text: str) -> dict[str, Any]:
-    """The inputs of a workflow, with the defaults of those that are not given."""
-    try:
-        given = parse_json(text)
-    except ValueError as exc:
-        raise click.UsageError(f"the input of workflow {flow.name!r} is no JSON: {exc}") from exc
+def _inputs(flow: Workflow[..., Any], given: Any, text: str) -> dict[str, Any]:
+    """The inputs of a workflow, which are `given` as `text`, with the defaults of those that are not given."""
     names = ", ".join(parameter.name for parameter in flow.parameters) or "none"
     if not isinstance(given, dict):
         raise click.UsageError(f"workflow {flow.name!r} takes a JSON object of its inputs: {names}")

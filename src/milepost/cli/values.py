@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,8 @@ from datetime import datetime
 from typing import Any
 
 import click
+
+from milepost.model.typed_json import UnfitJsonError, parse_json
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.ASCII)
@@ -65,21 +66,17 @@ def read_json(text: str, what: str) -> Any:
         text = sys.stdin.read()
     try:
         return parse_json(text)
+    except UnfitJsonError as exc:
+        raise click.UsageError(f"{what} can't be taken: {exc}") from exc
     except ValueError as exc:
         raise click.UsageError(f"{what} is no JSON: {exc}: a text is written with its quotes, '\"like this\"'") from exc
 
 
-def read_value(text: str) -> Any:
-    """JSON where the text is JSON, else the text."""
+def read_value(text: str, what: str) -> Any:
+    """JSON where the text is JSON, else the text; `what` names it in the `click.UsageError` for JSON that can't be taken."""
     try:
         return parse_json(text)
+    except UnfitJsonError as exc:
+        raise click.UsageError(f"{what} can't be taken: {exc}") from exc
     except ValueError:
         return text
-
-
-def parse_json(text: str) -> Any:
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")

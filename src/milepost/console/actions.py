@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from milepost.console.edits import read_edit
-from milepost.console.forms import PREFIX, parse_json, read_payload
+from milepost.console.forms import PREFIX, read_json, read_payload
 from milepost.console.page_errors import AnswerRefusedError, PageError
 from milepost.console.pages.runs import read_time
 from milepost.console.site import Asked, Site
@@ -55,7 +55,7 @@ def _answer(site: Site, asked: Asked) -> str:
     wait = find_wait(site, run_id, asked.text("wait"))
     if "payload" in asked.form:
         try:
-            payload = parse_json(asked.text("payload") or "null")
+            payload = read_json(asked.text("payload") or "null")
         except ValueError as exc:
             raise AnswerRefusedError(wait.wait_id, str(exc), {"payload": str(exc)}) from exc
     else:

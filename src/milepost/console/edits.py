@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from milepost.console.answers import pretty
+from milepost.console.forms import read_json
 from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import check
@@ -63,9 +64,9 @@ def read_edit(site: Site, asked: Asked) -> Edit:
         raise PageError(409, "It can't be edited", reason)
     point = point_of(site, run_id, asked.text("node") or None, asked.number("visit", 1))
     try:
-        typed = json.loads(asked.text("state"))
-    except (ValueError, RecursionError) as exc:
-        raise PageError(400, "No state", f"this is no JSON: {exc}") from exc
+        typed = read_json(asked.text("state"))
+    except ValueError as exc:
+        raise PageError(400, "No state", str(exc)) from exc
     given = [place for place in site.veil.hidden_places(typed) if _at(typed, place) is not None]
     if given:
         raise PageError(400, "No state", f"{'.'.join(given[0])} is hidden, and stays as it was recorded: leave it out")

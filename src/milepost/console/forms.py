@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, NamedTuple
 
+from milepost.model.typed_json import UnfitJsonError, parse_json
+
 PREFIX = "field:"
 """The beginning of the names of inputs. The rest are the names of the fields on the way to it, with / between them."""
 _SCALARS = {"string": "text", "integer": "integer", "number": "number", "boolean": "yesno"}
@@ -169,7 +171,7 @@ def _read(field: _Field, text: str) -> Any:
             kind = _kind(items, is_alone=False)
             return [_scalar(kind, items, line.strip()) for line in text.splitlines() if line.strip()]
         case "json":
-            return parse_json(text)
+            return read_json(text)
         case kind:
             return _scalar(kind, field.schema, text)
 
@@ -178,7 +180,9 @@ def _scalar(kind: str, schema: Mapping[str, Any], text: str) -> Any:
     match kind:
         case "integer" | "number":
             try:
-                number = json.loads(text, parse_constant=_refuse)
+                number = parse_json(text)
+            except UnfitJsonError:
+                raise
             except ValueError:
                 number = None
             if type(number) is not int and (kind == "integer" or type(number) is not float):
@@ -203,18 +207,14 @@ def _scalar(kind: str, schema: Mapping[str, Any], text: str) -> Any:
             return text.replace("\r\n", "\n")
 
 
-def parse_json(text: str) -> Any:
-    """Read JSON that somebody typed. Raises ValueError, which says where it is none."""
+def read_json(text: str) -> Any:
+    """Read JSON that somebody typed. Raises ValueError, which says why it can't be taken."""
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        return parse_json(text)
+    except UnfitJsonError:
+        raise
     except ValueError as exc:
         raise ValueError(f"this is no JSON: {exc}") from exc
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _shown_default(field: _Field) -> str:
