@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from html import unescape
 from typing import Any, Literal
 
 import pytest
 from console_runs import FLOWS, adding, new_engine
 from starlette.testclient import TestClient
 
-from milepost import Engine, MemoryStore, SQLiteStore, parallel, step, workflow
+from milepost import END, Engine, Graph, MemoryStore, SQLiteStore, parallel, step, workflow
 from milepost.codec.schema import schema_of
 from milepost.console import console
 from milepost.console.forms import inputs_of, read_payload
@@ -119,6 +120,66 @@ def test_a_fork_goes_on_with_an_edited_state(engine: Engine, client: TestClient)
     engine.worker().run(until_idle=True)
     assert {"n": 1, "ok": True, "price": 12} == engine.handle("edited").result()
     assert "failed" == info(engine, "failed").status
+
+
+def roll(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "rolls": state.get("rolls", 0) + 1}
+
+
+def rolled() -> Any:
+    """A graph whose router decides otherwise each time that it is asked."""
+    ways = iter(("high", "low", "low"))
+    graph = (
+        Graph(dict).add_node("roll", roll).add_node("high", adding_place("high")).add_node("low", adding_place("low"))
+    )
+    graph.add_conditional_edge("roll", lambda state: next(ways), ["high", "low"]).set_entry("roll")
+    return graph.add_edge("high", END).add_edge("low", END).compile("rolled")
+
+
+def adding_place(name: str) -> Any:
+    return lambda state: {**state, "place": name}
+
+
+def form_of(client: TestClient, run_id: str, node: str) -> dict[str, str]:
+    """The form that forks a run, as a browser sends it when nobody has touched it."""
+    page = client.get(f"/runs/{run_id}/fork?node={node}").text
+    fields = dict(re.findall(r'<input type="hidden" name="(.*?)" value="(.*?)">', page))
+    (text,) = re.findall(r"<textarea[^>]*>(.*?)</textarea>", page, re.DOTALL)
+    return {**fields, "state": unescape(text).replace("\n", "\r\n")}
+
+
+@pytest.mark.parametrize("options", [{}, {"hide": ["state.card"]}])
+def test_a_form_that_nobody_has_edited_forks_the_state_as_it_was_recorded(options: dict[str, Any]):
+    flow, asked = rolled(), []
+    with Engine(MemoryStore(), flows=[flow]) as engine:
+        engine.run(flow, {"card": "4111"}, run_id="r")
+
+        def write(user: str | None, action: str, run_id: str) -> bool:
+            asked.append(action)
+            return action != "override"
+
+        app = console(engine, user=lambda request: "ada", write=write, **options)
+        client = TestClient(app, base_url="http://localhost", headers=OWN, follow_redirects=False)
+        form = {**form_of(client, "r", "roll"), "new_run_id": "copy"}
+        assert 303 == client.post("/runs/r/fork", data=form).status_code
+        assert ["fork"] == asked
+        engine.resume(flow, "copy")
+        assert {"card": "4111", "rolls": 1, "place": "high"} == engine.handle("copy").result()
+        edited = {**form, "state": form["state"].replace("1", "2"), "new_run_id": "edited"}
+        assert 403 == client.post("/runs/r/fork", data=edited).status_code
+        checked = client.post("/runs/r/fork?format=json", data={**edited, "check": "1"})
+        assert 403 == checked.status_code
+        again = client.post("/runs/r/fork?format=json", data={**form, "check": "1"}).json()
+        assert ([], form["shown"]) == (again["checked"], again["shown"])
+
+
+def test_a_state_that_no_form_holds_is_forked_as_it_was_recorded(engine: Engine, client: TestClient):
+    engine.run(adding, {"rows": ["äöü"] * 150_000}, run_id="large")
+    page = client.get("/runs/large/fork?node=add&format=json").json()
+    assert (False, "") == (page["can_edit"], page["state"])
+    assert "too large to be edited in a form" in page["why_not"]
+    assert "<textarea" not in client.get("/runs/large/fork?node=add").text
+    assert 303 == client.post("/runs/large/fork", data={"node": "add", "new_run_id": "copy"}).status_code
 
 
 def test_a_fork_is_made_once(engine: Engine, client: TestClient):

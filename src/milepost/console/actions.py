@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from milepost.console.edits import read_edit
+from milepost.console.edits import has_edit, read_edit
 from milepost.console.forms import PREFIX, read_json, read_payload
 from milepost.console.page_errors import AnswerRefusedError, PageError
 from milepost.console.pages.runs import read_time
@@ -108,7 +108,7 @@ def _fork(site: Site, asked: Asked) -> str:
     name = asked.text("new_run_id") or new_run_id(site.store.clock.time())
     is_ready = bool(asked.text("ready"))
     handle = site.engine.handle(run_id)
-    if not has_state(asked):
+    if not has_edit(asked):
         return SyncDriver(SYSTEM).run(handle._forked(node_id, visit, name, ready=is_ready, by=asked.user))
     edit = read_edit(site, asked)
     return handle.fork_run(
@@ -116,13 +116,8 @@ def _fork(site: Site, asked: Asked) -> str:
     )
 
 
-def has_state(asked: Asked) -> bool:
-    """Return whether a fork is asked for with a state of its own."""
-    return bool(asked.text("state").strip())
-
-
 def _names_of_fork(asked: Asked) -> Sequence[str]:
-    names = ["fork", *(["override"] if has_state(asked) else []), *(["requeue"] if asked.text("ready") else [])]
+    names = ["fork", *(["override"] if has_edit(asked) else []), *(["requeue"] if asked.text("ready") else [])]
     return tuple(names)
 
 

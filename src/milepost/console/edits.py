@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote_plus
 
 from milepost.console.answers import pretty
 from milepost.console.forms import read_json
+from milepost.console.guard import LARGEST_BODY
 from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import check
@@ -17,6 +20,9 @@ from milepost.verbs import flow_of
 from milepost.views.hiding import is_pairs
 from milepost.views.states import RecordedState, named_state, newest_state
 from milepost.views.text import clean
+
+_LARGEST_TEXT = LARGEST_BODY // 2
+"""The bytes that a state to be edited may have, as browsers send it."""
 
 
 class Edit(NamedTuple):
@@ -51,9 +57,23 @@ def why_not(site: Site, run_id: str) -> str:
     return ""
 
 
-def edited_text(site: Site, state: Any) -> str:
-    """Return a state as the text to be edited, without what is hidden."""
-    return pretty(_without(state, site.veil.hidden_places(state)))
+def edited_text(site: Site, state: Any) -> str | None:
+    """Return a state as the text to be edited, without what is hidden; None: no form holds it and what is added to it."""
+    if len(json.dumps(state)) > _LARGEST_TEXT:
+        return None
+    text = pretty(_without(state, site.veil.hidden_places(state)))
+    return text if len(quote_plus(text.replace("\n", "\r\n"))) <= _LARGEST_TEXT else None
+
+
+def digest_of(text: str) -> str:
+    """Return a digest of a text in a form. Browsers send it with other ends of lines."""
+    return hashlib.sha256(text.replace("\r\n", "\n").strip().encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def has_edit(asked: Asked) -> bool:
+    """Return whether a fork is asked for with another state than the form has shown."""
+    text = asked.text("state")
+    return bool(text.strip()) and digest_of(text) != asked.text("shown")
 
 
 def read_edit(site: Site, asked: Asked) -> Edit:

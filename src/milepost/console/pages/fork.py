@@ -6,7 +6,7 @@ from typing import Any
 
 from milepost.console.answers import Page
 from milepost.console.buttons import command_of
-from milepost.console.edits import edited_text, find_points, point_of, read_edit, why_not
+from milepost.console.edits import digest_of, edited_text, find_points, point_of, read_edit, why_not
 from milepost.console.page_errors import PageError
 from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
@@ -21,21 +21,26 @@ def show_fork(site: Site, asked: Asked) -> Page:
     """Show the form that copies a run up to a node, or, for a form that was sent with `check`, what its edit changes.
 
     `run_id`, `node`, `visit`, `sequence` (of the point; None: there is no state); `points` (`node_id`, `visit`, `sequence`);
-    `can_edit`, `why_not` (a sentence, or ""); `state` (the text to edit), `new_run_id`, `ready`; `hides` (True: hidden
-    values are left out, and stay as recorded); `checked` (None, or `changes` with `sign` and `text`), `error` ("" or why the
-    text is no state); `command`.
+    `can_edit`, `why_not` (a sentence, or ""); `state` (the text to edit), `shown` (the digest of that text as it was
+    recorded: a form whose text still has it asks for no other state), `new_run_id`, `ready`; `hides` (True: hidden values are
+    left out, and stay as recorded); `checked` (None, or `changes` with `sign` and `text`), `error` ("" or why the text is no
+    state); `command`.
     """
     (run_id,) = asked.ids
     node, visit = asked.text("node"), asked.number("visit", 1)
     locked = missing_key(site.store, run_id)
     reason = locked or why_not(site, run_id)
-    text, sequence, hides, error = "", None, False, ""
+    text, shown, sequence, hides, error = "", "", None, False, ""
     checked: list[dict[str, str]] | None = None
     if locked is None:
         try:
             point = point_of(site, run_id, node or None, visit)
             sequence, hides = point.sequence, bool(site.veil.hidden_places(point.state))
-            text = "" if reason else edited_text(site, point.state)
+            found = "" if reason else edited_text(site, point.state)
+            if found is None:
+                reason = "the state is too large to be edited in a form: fork_run(state_override=) does it in code"
+            else:
+                text, shown = found, digest_of(found)
         except (StateMissingError, CheckpointNotFoundError, DeserializeStateError) as exc:
             reason = clean(exc)
     if asked.form and not reason:
@@ -56,6 +61,7 @@ def show_fork(site: Site, asked: Asked) -> Page:
         "can_edit": not reason,
         "why_not": reason,
         "state": text,
+        "shown": shown,
         "new_run_id": asked.text("new_run_id") or new_run_id(site.store.clock.time()),
         "ready": bool(asked.text("ready")),
         "hides": hides,
