@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from milepost.model.durations import LONGEST
 from milepost.model.typed_json import UnfitJsonError, parse_json
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -17,14 +18,20 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.ASCII)
 
 
 def read_duration(text: str) -> float:
-    """Read a duration such as `30d`; it is given in seconds. `click.BadParameter` without a unit, and for anything else."""
+    """Read a duration such as `30d`; it is given in seconds.
+
+    Raises `click.BadParameter` without a unit, for more than 100 years, and for anything else.
+    """
     found = _FORM.fullmatch(text.strip())
     if found is None:
         raise click.BadParameter(f"{text!r} is no duration: give a number and s, m, h, d or w, such as 30d")
     number, unit = found.groups()
     if not unit:
         raise click.BadParameter(f"{text!r} has no unit: give {number}s for seconds, or m, h, d or w, such as 30d")
-    return float(number) * _UNITS[unit]
+    seconds = float(number) * _UNITS[unit]
+    if seconds > LONGEST:
+        raise click.BadParameter(f"{text!r} is too long: give at most 100 years, such as 30d")
+    return seconds
 
 
 def read_pause(text: str) -> float:
