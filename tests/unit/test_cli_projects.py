@@ -138,6 +138,7 @@ def test_a_named_store_takes_the_keys_of_the_engines_own(shop: Workshop) -> None
         ("[tool.milepost]\napp = 3\n", "takes texts as app and store"),
         ('[tool.milepost]\nstor = "x"\n', "takes texts as app and store"),
         ("[tool]\nmilepost = 3\n", "takes texts as app and store"),
+        ("tool = 3\n", "takes texts as app and store"),
     ],
 )
 def test_a_wrong_setting_is_a_usage_error(shop: Workshop, text: str, told: str) -> None:

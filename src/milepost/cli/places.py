@@ -38,7 +38,7 @@ def project() -> tuple[Path, dict[str, str]]:
         tool = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError) as exc:
         raise click.UsageError(f"{root / 'pyproject.toml'} can't be read: {exc}") from exc
-    settings = tool.get("milepost", {})
+    settings = tool.get("milepost", {}) if isinstance(tool, dict) else tool
     if not isinstance(settings, dict) or any(
         name not in {"app", "store"} or not isinstance(value, str) for name, value in settings.items()
     ):
