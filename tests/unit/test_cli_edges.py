@@ -304,6 +304,25 @@ def test_a_run_goes_on_when_its_reader_goes_away(shop: Shop) -> None:
     assert "finished" == shop.call("show", "b", "--json").json["run"]["status"]
 
 
+@pytest.mark.parametrize(
+    ("closed", "words", "code"),
+    [
+        (">&-", ["run", "shop:graph", "-i", "id=b", "--run-id", "b"], 0),
+        ("<&- >&- 2>&-", ["worker", "--app", "shop:graph", "--until-idle"], 0),
+        ("<&-", ["start", "shop:graph", "-", "--run-id", "c"], 2),
+    ],
+)
+def test_a_standard_stream_that_is_closed_leads_nowhere(shop: Shop, closed: str, words: list[str], code: int) -> None:
+    shop.call("start", "shop:graph", "-i", "id=a", "--run-id", "b" if words[0] == "worker" else "a")
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-W", "error", "-m", "milepost", *words]
+    done = subprocess.run(command, cwd=shop.folder, capture_output=True, text=True, check=False, timeout=30)
+    assert code == done.returncode, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
+    if code == 0:
+        assert "finished" == shop.call("show", "b", "--json").json["run"]["status"]
+
+
 def in_terminal(
     shop: Shop, *arguments: str, columns: int = 120, no_color: str = "", typed: str = "", code: int = 0
 ) -> str:
