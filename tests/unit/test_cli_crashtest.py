@@ -308,6 +308,12 @@ BAD = {
     "a probe in memory": ("inside", ("--world", "bank.py:in_memory", "--process"), "has to be outside of memory"),
     "a world that nobody resets": ("double", ("--world", "bank.py:seen"), "reset it with --before"),
     "an unknown node": ("once", ("--nondeterministic", "modle"), "names 'modle', which did not run"),
+    "an unknown signal": (
+        "once",
+        ("--signal", "approvel=1"),
+        "--signal names 'approvel', for which the run did not wait",
+    ),
+    "an unknown signal in processes": ("once", ("--signal", "a=1", "--process"), "it waited for nothing"),
     "a signal without JSON": ("once", ("--signal", "approval=yes"), "--signal approval is no JSON"),
     "files without processes": ("once", ("--files",), "--files goes with --process"),
     "a store": ("once", ("--store", "sqlite:///runs.db"), "leave out --store"),

@@ -341,6 +341,8 @@ def test_a_signal_that_is_not_given_is_named():
     with pytest.raises(RunSuspended, match="'approval'"):
         crashtest(asking)
     assert "ask" in {node.node for node in crashtest(asking, signals={"approval": True}, places=2).nodes}
+    with pytest.raises(OptionError, match="names 'other', for which the run did not wait: it waited for approval"):
+        crashtest(asking, signals={"approval": True, "other": 1})
 
 
 def test_a_crash_takes_no_time_on_any_store(tmp_path: Path):

@@ -68,8 +68,9 @@ def crashtest(
     node is crashed instead. `turns` are the states with which the run is continued (`if_exists="continue"`), one each
     time that it has ended. `before` is called before each run, to reset what nodes keep outside the state. `world` is
     called after each run and returns what the nodes have done outside the state, as JSON: the rows of a test database,
-    the calls that a fake server has seen. `signals` by name answer the waits of a workflow, as they do in `run_flow`;
-    other waits and timers pass by time. `options` are those of every verb; time is a `FakeClock`, which pauses advance.
+    the calls that a fake server has seen. `signals` by name answer the run's waits, as they do in `run_flow`; other
+    waits and timers pass by time. `options` are those of every verb; time is a `FakeClock`, which pauses advance. A name
+    in `signals` or `nondeterministic` that the undisturbed run does not come to is refused with `OptionError`.
 
     First the flow runs twice undisturbed, with the same random bits and from the same time on. If the two runs do not
     record the same, `NonDeterministicNode` (an AssertionError) names the first node that differs, with both values.
@@ -114,6 +115,11 @@ class Trial(Protocol):
         """The probe of the world, or its name; None: there is none."""
         ...
 
+    @property
+    def signals(self) -> Mapping[str, Any] | None:
+        """The signals that answer waits, by name."""
+        ...
+
     def play(self, crashes: tuple[Crash, ...]) -> Scenario:
         """Run the flow from its beginning, with these crashes."""
         ...
@@ -143,12 +149,12 @@ def examine(
         plain = undisturbed(trial, flow, front, nondeterministic)
     elif plain is None:
         plain = trial.play(())
-    unknown = sorted(set(nondeterministic).difference(*(names_of(output.node_id) for output in plain.outputs)))
-    if unknown:
-        raise OptionError(
-            f"nondeterministic= names {', '.join(map(repr, unknown))}, which did not run: {', '.join(plain.called)} did",
-            option="nondeterministic",
-        )
+    nodes = set[str]().union(*(names_of(output.node_id) for output in plain.outputs))
+    ran, signals = ", ".join(plain.called) or "nothing", ", ".join(sorted(plain.signals)) or "nothing"
+    _check_names("nondeterministic", nondeterministic, nodes, f"which did not run: {ran} did")
+    _check_names(
+        "signals", trial.signals or (), plain.signals, f"for which the run did not wait: it waited for {signals}"
+    )
     judge = Judge(plain, flow, front, nondeterministic, looks=trial.world is not None)
     disturbed: Iterator[Scenario] = iter(())
     if not isinstance(crashes, int):
@@ -162,6 +168,12 @@ def examine(
     for scenario in disturbed:
         judge.add(scenario)
     return judge.report(), judge.first_error
+
+
+def _check_names(option: str, given: Collection[str], known: Collection[str], why: str) -> None:
+    """Raise `OptionError` for names that the undisturbed run does not have."""
+    if unknown := sorted({*given}.difference(known)):
+        raise OptionError(f"{option}= names {', '.join(map(repr, unknown))}, {why}", option=option)
 
 
 def undisturbed(trial: Trial, flow: str, front: str, nondeterministic: Collection[str]) -> Scenario:

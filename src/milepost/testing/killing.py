@@ -125,6 +125,7 @@ def _work(task: Mapping[str, Any], make: Callable[[Callable[[Clock], Store]], Su
         "outputs": [_output_as_json(output) for output in scenario.outputs],
         "is_in_line": scenario.is_in_line,
         "effects": scenario.effects,
+        "signals": sorted(scenario.signals),
         "world": subject.look(),
     }
 
@@ -221,6 +222,12 @@ class ChildRuns:
     check_world: Callable[[Any], object] = field(default=lambda world: None)
     """A function that is given the world after each undisturbed run."""
     _nurseries: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+
+    @property
+    def signals(self) -> Mapping[str, Any] | None:
+        """The signals that answer waits, by name."""
+        signals: Mapping[str, Any] | None = self.task.get("signals")
+        return signals
 
     def __enter__(self) -> Self:
         return self
@@ -331,4 +338,5 @@ def _take(scenario: Scenario, ended: Mapping[str, Any]) -> None:
     scenario.outputs = [_output_of(told) for told in ended["outputs"]]
     scenario.is_in_line = ended["is_in_line"]
     scenario.effects = ended["effects"]
+    scenario.signals = {*ended["signals"]}
     scenario.world = ended["world"]

@@ -26,7 +26,7 @@ from milepost.executor.effects import Ask, Call, Effect, Write
 from milepost.executor.flow import Flow, StepFlow
 from milepost.model.failure import describe
 from milepost.model.ids import Clock
-from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, ROLLBACK, ROUTE, Record
+from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, ROLLBACK, ROUTE, WAIT, Record
 from milepost.options import merge_options
 from milepost.store import Store, Token
 from milepost.stores.memory import MemoryStore
@@ -103,6 +103,8 @@ class Scenario:
     """The visits whose next node was written too."""
     undone: set[str] = field(default_factory=set)
     """The steps whose rollback has ended and was written."""
+    signals: set[str] = field(default_factory=set)
+    """The names of the signals that the run has waited for."""
     status: str = ""
     data: bytes = b""
     visits: list[Visit] = field(default_factory=list)
@@ -185,6 +187,8 @@ class Scenario:
                 self.undone.discard(record.node_id)
             if record.kind == ROLLBACK:
                 self.undone.add(record.node_id)
+            if record.kind == WAIT and (signal := record.fields().get("signal")) is not None:
+                self.signals.add(str(signal))
             if record.kind in {CHECKPOINT, ROUTE} and record.fields().get("next_node") is not None:
                 self.routed.add(visit)
 
