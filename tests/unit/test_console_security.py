@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -511,6 +512,32 @@ def test_hidden_errors_show_type_and_node_alone(engine: Engine):
     assert ("ValueError", "price") == tuple(
         client.get("/runs/failed?format=json").json()["error"][name] for name in ("error_type", "node_id")
     )
+
+
+# -- texts that hide others ------------------------------------------------------------------------------------
+
+
+def test_what_can_not_be_seen_or_turns_the_writing_is_an_escape_in_texts():
+    with new_engine() as engine:
+        evil, run_id = "\x1b[2J\x9b\u202egone\u2028\u200b", "o\u202ed"
+        engine.start(adding, {"text": evil + "\0"}, run_id=run_id, tags={"t\u202e": evil})
+        engine.cancel(run_id, evil + "\0")
+        client = writing(engine)
+        for path in ("/runs", *(f"/runs/o%E2%80%AEd{end}" for end in ("", "/at/0", "/at/1", "/fork", "/cancel"))):
+            page = client.get(path).text
+            assert r"\u202e" in page, path
+            assert re.sub(r"<[^>]*>|\n", "", page).isprintable(), path
+            document = client.get(path, headers={"accept": "application/json"}).text
+            assert document.replace("\n", "").isprintable(), path
+        assert f'name="id" value="{run_id}"' in client.get("/runs").text
+        assert evil + "\0" == client.get("/runs/o%E2%80%AEd?format=json").json()["run"]["reason"]
+
+
+def test_spaces_and_joiners_stay_in_texts():
+    with new_engine() as engine:
+        text = "12\u00a0000 \u200d\u200c\u3000\tx"
+        engine.cancel("ready", text)
+        assert text in served(engine).get("/runs/ready").text
 
 
 # -- odd requests ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache, partial
@@ -14,11 +15,18 @@ import jinja2
 from starlette.responses import Response
 
 from milepost.console.routes import link
+from milepost.errors import escaped
 from milepost.model.tracebacks import fold_frames
 from milepost.views.text import ago, attempt_of, duration, short, size
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
+"""Control characters, ends of lines, characters without a shape, and those that turn the direction of writing. Spaces of all
+kinds and the joiners that scripts and emoji need are none of them."""
+_TAG_OR_UNSEEN = re.compile(rf"<textarea.*?</textarea>|<[^>]*>|{_UNSEEN.pattern}", re.DOTALL)
 FOR_EVER = "public, max-age=31536000, immutable"
 
 
@@ -85,12 +93,14 @@ def environment() -> jinja2.Environment:
 def pretty(value: Any) -> str:
     """Return JSON on several lines. What can't be seen, or would hide other text, is written as an escape."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def to_json(value: Any) -> bytes:
     """Return a page's values as JSON."""
-    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "backslashreplace")
+    return (pretty(value) + "\n").encode()
 
 
 def mark_of(values: Mapping[str, Any]) -> str:
@@ -106,9 +116,19 @@ def render(page: Page, around: Mapping[str, Any], *, part: str | None = None) ->
     template = environment().get_template(page.template)
     values = {**around, "title": page.title, **page.values}
     if part is None:
-        return template.render(values)
+        return _readable(template.render(values))
     block = template.blocks.get(part)
-    return None if block is None else "".join(block(template.new_context(values)))
+    return None if block is None else _readable("".join(block(template.new_context(values))))
+
+
+def _readable(page: str) -> str:
+    """Return HTML whose texts have escapes for what can't be seen, or would hide other text.
+
+    Tags and texts that people edit stay as they are: a form sends back what it was given.
+    """
+    if _UNSEEN.search(page) is None:
+        return page
+    return _TAG_OR_UNSEEN.sub(lambda found: found[0] if found[0].startswith("<") else escaped(found[0]), page)
 
 
 def linking(base: str) -> dict[str, Callable[..., str]]:
