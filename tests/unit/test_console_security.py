@@ -437,6 +437,27 @@ def test_a_path_says_what_is_hidden_among_the_items_of_a_map(hide: list[str], fi
         assert first == client.get("/runs/paid/at/0?format=json").json()["state"]["cards"][0]["number"]
 
 
+def charging(ending: str) -> Any:
+    @workflow("charging")
+    def flow(card):
+        yield from step("charge").python(len, args=(card + ending,))
+        yield from step("ask").wait_for("approval", payload=bool)
+
+    return flow
+
+
+@pytest.mark.parametrize("options", [{"hide": ["inputs.card"]}, {"hide_errors": True}])
+def test_a_plan_quotes_no_argument_of_a_step_where_values_or_errors_are_hidden(options: dict[str, Any]):
+    with Engine(MemoryStore(), flows=[charging("")]) as engine:
+        with pytest.raises(RunSuspended):
+            engine.run(engine.flows["charging"], "4111", run_id="r")
+        changed = Engine(engine.store, flows=[charging(" 2")])
+        assert "4111" in served(changed).get("/runs/r/plan").text
+        plan = served(changed, **options).get("/runs/r/plan?format=json")
+        assert ("refuse", "refuse") == (plan.json()["plan"]["verdict"], plan.json()["plan"]["reason"])
+        assert "4111" not in plan.text
+
+
 @workflow("picky")
 def picky():
     yield from step("ask").wait_for("approval", payload=bool, early=True)

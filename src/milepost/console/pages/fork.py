@@ -12,6 +12,7 @@ from milepost.console.site import Asked, Site
 from milepost.console.veil import missing_key
 from milepost.errors import CheckpointNotFoundError, DeserializeStateError
 from milepost.model.ids import new_run_id
+from milepost.verbs import flow_of
 from milepost.views.rows import info_document
 from milepost.views.states import RecordedState, StateMissingError, changes, patch_between
 from milepost.views.text import clean
@@ -75,7 +76,7 @@ def show_fork(site: Site, asked: Asked) -> Page:
 def show_plan(site: Site, asked: Asked) -> Page:
     """Show what a resume would do by the code that the console has. A workflow's code is replayed for that.
 
-    `run_id`, and `plan` as `ResumePlan.to_dict` gives it.
+    `run_id`, and `plan` as `ResumePlan.to_dict` gives it, without the texts that may quote what is hidden.
     """
     (run_id,) = asked.ids
     name = site.store.get_run(run_id).info.flow
@@ -86,8 +87,10 @@ def show_plan(site: Site, asked: Asked) -> Page:
             409, "No code", f"a plan needs the code of flow {name!r}: start the console with --app; it knows {known}"
         )
     plan = site.engine.plan_resume(flow, run_id).to_dict()
-    if site.veil.hides_errors:
+    if site.veil.hides_errors or site.veil.hides_state:
         plan |= {"error": None, "reason": plan["verdict"]}
+        if flow_of(flow).front == "workflow":
+            plan["differences"] = []  # they quote the arguments of steps
     return Page("plan.html", f"Plan for {run_id}", {"run_id": run_id, "plan": plan})
 
 
