@@ -380,6 +380,21 @@ def test_hidden_values_are_in_no_step_and_in_no_answer_to_a_wait(path: str):
             assert secret not in text, place
 
 
+@workflow("passing")
+def passing(order):
+    yield from step("look").python(lambda: {"order": order})
+    return {"order": order}
+
+
+@pytest.mark.parametrize("path", ["inputs.order.card", "output.order.card", "state.order.card"])
+def test_a_value_is_hidden_at_the_same_path_of_every_input_and_output(path: str):
+    with Engine(MemoryStore(), flows=[passing]) as engine:
+        engine.run(passing, {"card": "4111"}, run_id="passed")
+        newest = engine.handle("passed").info().sequence
+        for place, text in told(served(engine, hide=[path]), "passed", newest + 1):
+            assert "4111" not in text, place
+
+
 @dataclass
 class Card:
     number: str

@@ -234,7 +234,7 @@ def _output(site: Site, run_id: str, view: RunView, flaws: Mapping[int, str]) ->
     if any(number in flaws for number in ends):
         return None
     if not isinstance(view.content, RunStatus):
-        return site.veil.value(view.content.output, "output")
+        return site.veil.state(view.content.output)
     if row.info.size > LARGEST_STATE:
         return None
     try:
