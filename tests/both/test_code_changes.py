@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -408,6 +409,79 @@ def test_what_a_resume_could_not_decode_is_refused_by_its_plan_and_leaves_the_ru
     assert ("r1", node_id, before) == (caught.value.run_id, caught.value.node_id, untouched(store))
     verbs.retry(began, store, "r1")
     assert "finished" == store.get_run("r1").info.status
+
+
+def waiting(kind: str, wait: str = "ask", before: tuple[str, ...] = ()) -> Any:
+    """A flow that waits for 'go' in node `wait` of the graph 'sub', after waits for `before`; or what became of it."""
+    if kind == "timer":
+        return line_of(Graph(list).add_timer("ask", duration=60), "ask")
+    if kind == "function":
+        return line_of(Graph(list).add_node("ask", lambda state: state), "ask")
+    graph = Graph(list)
+    for name in (*before, wait):
+        signal = "go" if name == wait else name
+        graph.add_wait(name, signal, apply=lambda state, reply: [*state, reply.payload])
+    sub = line_of(graph, *before, wait, name="sub" if kind != "wait" else "g")
+    if kind == "wait":
+        return sub
+    if kind == "graph":
+        return line_of(Graph(list).add_subgraph("ask", sub), "ask")
+    if kind == "map":
+        return line_of(Graph(list).add_map("m", lambda state: [[]], sub, merge=lambda state, found: found[0]), "m")
+    if kind == "step":
+
+        @workflow("g")
+        def flow() -> Steps[list[Any]]:
+            return (yield from step("s").subworkflow(sub, [])).final_output
+
+        return flow
+    branches = Graph(list).add_node("f", lambda state: state).add_node("b", lambda state: state)
+    branches.add_subgraph("sub", sub).add_node("j", lambda state: state, merge=lambda base, ends: ends["sub"])
+    branches.add_edge("f", "b").add_edge("f", "sub").add_edge("b", "j").add_edge("sub", "j")
+    return branches.set_entry("f").add_edge("j", END).compile("g")
+
+
+def line_of(graph: Graph[Any], *nodes: str, name: str = "g") -> Any:
+    for source, target in pairwise((*nodes, END)):
+        graph.add_edge(source, target)
+    return graph.set_entry(nodes[0]).compile(name)
+
+
+def answered(verbs, store, flow: Any) -> Any:
+    """Run a flow until it waits, and answer it."""
+    with pytest.raises(RunSuspended):
+        verbs.run(flow, *(() if isinstance(flow, Workflow) else ([],)), store=store, run_id="r1")
+    assert "taken" == flow.signal(store, "r1", "go", "yes")
+
+
+@pytest.mark.parametrize(
+    ("began", "changed", "node_id"),
+    [
+        (waiting("graph", "w"), waiting("graph", "w2"), "ask/w"),
+        (waiting("map", "w"), waiting("map", "w2"), "m/0/w"),
+        (waiting("branch", "w"), waiting("branch", "w2"), "sub/w"),
+        (waiting("step", "w"), waiting("step", "w2"), "s/w"),
+        (waiting("wait"), waiting("graph"), "ask"),
+        (waiting("wait"), waiting("function"), "ask"),
+        (waiting("wait"), waiting("timer"), "ask"),
+    ],
+    ids=["graph", "map", "branch", "step", "into a graph", "into a function", "into a timer"],
+)
+def test_an_answer_is_never_lost_with_its_wait(verbs, store, began, changed, node_id):
+    answered(verbs, store, began)
+    before = untouched(store)
+    plan = verbs.plan(changed, store, "r1")
+    with pytest.raises(FlowChangedError, match=f"'{node_id}'.*rename") as caught:
+        verbs.resume(changed, store, "r1")
+    assert ("refuse", str(caught.value), before) == (plan.verdict, plan.reason, untouched(store))
+    assert ["yes"] == verbs.resume(began, store, "r1")
+
+
+@pytest.mark.parametrize("kind", ["graph", "map", "branch", "step"])
+def test_a_wait_that_was_renamed_keeps_its_answer(verbs, store, kind):
+    node_id = {"graph": "ask/w", "map": "m/0/w", "branch": "sub/w", "step": "s/w"}[kind]
+    answered(verbs, store, waiting(kind, "w"))
+    assert ["yes"] == verbs.resume(waiting(kind, "w2"), store, "r1", rename={node_id: f"{node_id}2"})
 
 
 def test_a_plan_may_ignore_the_owner_of_a_run(verbs, store, line):

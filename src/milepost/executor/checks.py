@@ -15,6 +15,7 @@ import msgspec
 from milepost.codec.plain import plain_text
 from milepost.errors import (
     CheckpointCorruptError,
+    FlowChangedError,
     InputMismatchError,
     MilepostError,
     OptionError,
@@ -25,7 +26,7 @@ from milepost.errors import (
     WrongFlowError,
 )
 from milepost.executor.continuation import refused
-from milepost.executor.flow import Flow, GraphWork, MapWork, StepFlow, Unit
+from milepost.executor.flow import Flow, GraphFlow, GraphWork, MapWork, StepFlow, Unit, WaitWork, find_node
 from milepost.executor.journal import Journal
 from milepost.executor.run import Run
 from milepost.model.ids import describe_owner
@@ -112,6 +113,32 @@ def check_renames(run: Run, recorded: JournalHistory, names: Iterable[str] = ())
         option="rename",
         node_id=both,
     )
+
+
+def check_waits(
+    run: Run, flow: GraphFlow, recorded: JournalHistory, differences: tuple[str, ...] = (), prefix: str = ""
+) -> None:
+    """Raise `FlowChangedError` unless each recorded wait of `flow`, below `prefix`, is a wait in it still.
+
+    Nobody would take the answer of such a wait otherwise. Waits whose nodes have completed do not count.
+    """
+    for node_id, entry in recorded.waits.items():
+        if not node_id.startswith(prefix) or recorded.is_over(node_id, entry):
+            continue
+        known = find_node(flow, node_id[len(prefix) :])
+        work = None if known is None else known[1].work
+        kind = "timer" if entry.fields.get("signal") is None else "wait"
+        if isinstance(work, WaitWork) and kind == ("timer" if work.signal is None else "wait"):
+            continue
+        changes = differences or (f"{node_id!r} is no {kind} any more",)
+        raise FlowChangedError(
+            f"run {run.run_id!r} is at {kind} {node_id!r}, and flow {run.flow.name!r} has no such {kind} now "
+            f"({'; '.join(changes)}): if it was renamed, pass rename={{{node_id!r}: new id}}; else bring it back, or "
+            f"resume_from a {run.unit} before it",
+            run_id=run.run_id,
+            node_id=node_id,
+            differences=changes,
+        )
 
 
 def check_recordable(run: Run) -> None:

@@ -26,6 +26,7 @@ from milepost.executor.beginning import whole_start
 from milepost.executor.checks import (
     ResumeRequest,
     check_seal,
+    check_waits,
     content_of,
     not_resumable,
     recorded_ids,
@@ -489,7 +490,7 @@ def _changed(run: NodeRun, what: str, node_id: str | None, changes: tuple[str, .
 
 
 def check_inside(run: NodeRun, spot: ResumePoint, states: dict[int, Any], differences: tuple[str, ...]) -> None:
-    """Check the records since the point against the flow, and decode their states.
+    """Check the records since the point against the flow, its waits included, and decode their states.
 
     The states from which branches and inner graphs will go on are added to `states`, by the number of their record.
     """
@@ -524,6 +525,7 @@ def check_inside(run: NodeRun, spot: ResumePoint, states: dict[int, Any], differ
         prefix = node_id[: len(node_id) - len(node_id.rpartition("/")[2])]
         if spot.since.newest_in(prefix, spot.since.label_of(entry), spot.point.sequence) is entry:
             states[record.sequence] = state
+    check_waits(run, run.flow, spot.since, differences)
 
 
 def _has_begun(run: NodeRun, spot: ResumePoint, node_id: str | None) -> bool:

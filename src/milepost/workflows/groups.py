@@ -27,6 +27,7 @@ from milepost.errors import (
 )
 from milepost.executor import waits as parking
 from milepost.executor.attempt import OutOfTime, PartsFailed, UnitVisit
+from milepost.executor.checks import check_waits
 from milepost.executor.context import Context
 from milepost.executor.effects import Call, Emit, Routine
 from milepost.executor.history_values import AttemptBudget, PendingRecord
@@ -321,6 +322,7 @@ class PartsVisit(UnitVisit):
         recorded = run.recorded
         self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]
         if not run.is_live:
+            check_waits(run, graph, recorded, prefix=f"{step_id}/")
             decode_inside(run, graph, recorded, run.progress.decoded, f"{step_id}/")
         walker = Walker(run, graph, f"{step_id}/")
         walker.not_before = self.followed
