@@ -484,6 +484,16 @@ def test_a_wait_that_was_renamed_keeps_its_answer(verbs, store, kind):
     assert ["yes"] == verbs.resume(waiting(kind, "w2"), store, "r1", rename={node_id: f"{node_id}2"})
 
 
+def test_an_answered_wait_behind_a_new_one_keeps_its_answer(verbs, store):
+    changed = waiting("graph", "w", before=("first",))
+    answered(verbs, store, waiting("graph", "w"))
+    with pytest.raises(RunSuspended) as caught:
+        verbs.resume(changed, store, "r1")
+    assert ["ask/first#1"] == [wait.wait_id for wait in caught.value.waiting_for]
+    changed.signal(store, "r1", "first", "no")
+    assert ["no", "yes"] == verbs.resume(changed, store, "r1")
+
+
 def test_a_plan_may_ignore_the_owner_of_a_run(verbs, store, line):
     plans = []
 

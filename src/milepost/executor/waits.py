@@ -403,9 +403,13 @@ def waits_of(work: WaitWork, until: datetime | None = None, prompt: Any = None) 
 
 
 def park(run: Run, waits: tuple[OpenWait, ...]) -> Routine[bool]:
-    """Release the run until one of its waits can end. Return False, and release nothing, if one can end already."""
+    """Release the run until one of its waits can end. Return False, and release nothing, if one can end already.
+
+    A signal for a wait that is not among `waits` does not count: no code would take it, and the run would never be released.
+    """
     row: RunRow = yield from ask(run.store, "get_run", run.run_id)
-    if (yield from _matched(run)):
+    answered = yield from _matched(run)
+    if any(opened.wait.wait_id in answered for opened in waits):
         return False
     ordered = sorted(waits, key=lambda wait: wait.sequence)
     ends = [wait.wait.wake_at.timestamp() for wait in ordered if wait.wait.wake_at is not None]
