@@ -904,6 +904,37 @@ def test_a_wait_that_is_run_again_waits_again(verbs, engine, timed, park):
     assert [2] == verbs.resume(engine, graph, "r").told
 
 
+@pytest.mark.parametrize(
+    ("how", "node_id"), [("plain", "ask"), ("graph", "w/ask"), ("map", "w/0/ask"), ("fork", "ask")]
+)
+def test_the_answer_to_a_superseded_question_is_not_taken_for_the_new_one(verbs, engine, park, how, node_id):
+    def prompt(state: Desk) -> str:
+        return f"pay {state.turns}?"
+
+    graph, inner = Graph(Desk).add_node("a", lambda state: state).set_entry("a"), asking(prompt=prompt)
+    if how == "graph":
+        graph.add_subgraph("w", inner).add_edge("a", "w").add_edge("w", END)
+    elif how == "map":
+        graph.add_map("w", lambda state: [state], inner, merge=lambda state, found: found[0])
+        graph.add_edge("a", "w").add_edge("w", END)
+    else:
+        graph.add_wait("ask", "go", apply=noted, prompt=prompt).add_edge("a", "ask")
+        graph.add_node("j", lambda state: state, merge=joined if how == "fork" else None).add_edge("ask", "j")
+        graph.add_edge("j", END)
+    if how == "fork":
+        graph.add_node("b", lambda state: state).add_edge("a", "b").add_edge("b", "j")
+    flow = graph.compile("corrected")
+    assert [(f"{node_id}#1", "pay 1?")] == [(wait.wait_id, wait.prompt) for wait in park(flow, Desk(turns=1))]
+    engine.signal("r", "go", "yes to 1", to=f"{node_id}#1")
+    with pytest.raises(RunSuspended) as caught:
+        verbs.resume_from(engine, flow, "r", "a", state_override=lambda state: Desk(turns=1000))
+    assert [(f"{node_id}#2", "pay 1000?")] == [(wait.wait_id, wait.prompt) for wait in caught.value.waiting_for]
+    with pytest.raises(SignalRefusedError):
+        engine.signal("r", "go", "yes to 1", to=f"{node_id}#1")
+    engine.signal("r", "go", "yes to 1000")
+    assert ["yes to 1000"] == verbs.resume(engine, flow, "r").told
+
+
 # -- other stores, and none ------------------------------------------------------------------------------------
 
 

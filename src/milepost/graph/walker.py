@@ -28,7 +28,18 @@ from milepost.executor.run import Run, complete
 from milepost.graph.visits import NodeVisit, ask_router
 from milepost.model.failure import place, recorded_error
 from milepost.model.ranges import is_live
-from milepost.model.record import CHECKPOINT, FAILURE, ITEMS, OWNER, Record, format_time, make_checkpoint, source_of
+from milepost.model.record import (
+    CHECKPOINT,
+    FAILURE,
+    ITEMS,
+    OWNER,
+    REPLY,
+    WAIT,
+    Record,
+    format_time,
+    make_checkpoint,
+    source_of,
+)
 from milepost.model.rope import Rope
 from milepost.store import Statement
 
@@ -465,7 +476,7 @@ class Walker:
     def last_visit(self, node_id: str) -> Routine[int]:
         """Return the number of the last recorded visit of a node; 0 if there is none.
 
-        A map that was superseded before it ended counts too: its items have its number.
+        A map or a wait that was superseded before it ended counts too: the items, and the answer, have its number.
         """
         store, run_id, name = self.run.store, self.run.run_id, self.prefix + node_id
         kinds = (CHECKPOINT, FAILURE, OWNER)
@@ -473,7 +484,7 @@ class Walker:
         last = found[0].visit if found else 0
         live = self.run.live_ranges
         if live:
-            begun: list[Record] = yield from ask(store, "read", run_id, kinds=(ITEMS,), node_id=name)
+            begun: list[Record] = yield from ask(store, "read", run_id, kinds=(ITEMS, WAIT, REPLY), node_id=name)
             last = max([last, *(record.visit for record in begun if not is_live(record.sequence, live))])
         return last
 
