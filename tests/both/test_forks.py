@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypedDict
 
+import pydantic
 import pytest
 from forking import Basket, Once, builder, few, noting, visits
 
@@ -468,6 +469,103 @@ def test_a_key_that_a_branch_took_out_of_its_dict_is_gone_after_the_join(verbs, 
     flow = graph("fa fb aj bj", bodies | {"a": take_out}, {"j": {"merge": {"n": total}}}, state=dict, partial=partial)
     assert {"n": 1} == verbs.run(flow, {"old": 1, "n": 1}, store=store)
     assert {"n": 1} == verbs.run(flow, {"old": 1, "n": 1})
+
+
+@dataclasses.dataclass
+class Hamper(Basket):
+    lid: str = ""
+
+
+@dataclasses.dataclass
+class Crate(Basket):
+    nails: int = 0
+
+
+def covered(state: Basket) -> Basket:
+    return Hamper(n=state.n, seen=state.seen, lid="new")
+
+
+@few
+@pytest.mark.parametrize("before", [Basket(n=1), Hamper(n=1, lid="old"), Crate(n=1, nails=7)], ids=repr)
+def test_the_subclass_that_a_branch_made_of_the_state_is_there_after_the_join(verbs, store, graph, before):
+    bodies = {"a": covered, "b": lambda state: dataclasses.replace(state, note="b")}
+    flow = graph("fa fb aj bj", bodies, types=[Hamper, Crate])
+    for keeping in ({"store": store}, {}):
+        expected = Hamper(n=1, seen=["f", "j"], lid="new", note="b")
+        assert repr(expected) == repr(verbs.run(flow, before, **keeping))
+
+
+@few
+@pytest.mark.parametrize(
+    ("before", "other", "told", "field_name"),
+    [
+        (Basket(), lambda state: Hamper(lid="other"), "field 'lid' was changed by branches 'a', 'b'", "lid"),
+        (Hamper(), lambda state: dataclasses.replace(state, lid="other"), "field 'lid' was changed", "lid"),
+        (Crate(), lambda state: dataclasses.replace(state, nails=8), "field 'nails' was changed", "nails"),
+        (
+            Basket(),
+            lambda state: Crate(),
+            "branches 'a', 'b'.* made the state of different classes .Hamper, Crate.",
+            "",
+        ),
+    ],
+    ids=["both made it", "both changed it", "one took it away", "two classes"],
+)
+def test_what_branches_made_of_a_subclass_is_never_dropped(verbs, store, graph, before, other, told, field_name):
+    flow = graph("fa fb aj bj", {"a": covered, "b": other}, types=[Hamper, Crate])
+    with pytest.raises(MergeConflictError, match=f"{told}.*a function as merge= to node 'j'") as caught:
+        verbs.run(flow, before, store=store)
+    assert (field_name, ("a", "b")) == (caught.value.field, caught.value.branches)
+
+
+class Label(pydantic.BaseModel):
+    model_config = {"extra": "allow"}
+    x: int = 0
+    y: int = 0
+    _mark: int = pydantic.PrivateAttr(default=0)
+
+
+def printed(_mark: int | None = None, **values: Any) -> Callable[[Any], Any]:
+    """Return a node that sets these attributes of a label; None: it takes the attribute away."""
+
+    def change(state: Label) -> Label:
+        for name, value in values.items():
+            delattr(state, name) if value is None else setattr(state, name, value)
+        if _mark is not None:
+            state._mark = _mark
+        return state
+
+    return change
+
+
+@few
+def test_what_branches_set_beside_the_fields_of_a_model_is_merged(verbs, store, graph):
+    same = {"f": printed(), "j": printed()}
+    bodies = {"a": printed(_mark=5, new="a", old=2), "b": printed(x=0, gone=None, also="b"), **same}
+    flow = graph("fa fb aj bj", bodies, {"j": {"merge": {"y": total}}}, state=Label)
+    for keeping in ({"store": store}, {}):
+        found = verbs.run(flow, Label(old=1, gone=1), **keeping)
+        assert {"old": 2, "new": "a", "also": "b"} == found.model_extra
+        assert (5, {"x", "old", "new", "also", "gone"}) == (found._mark, found.model_fields_set)
+
+
+@few
+@pytest.mark.parametrize("change", [{"new": 1}, {"_mark": 1}, {"old": 1}], ids=repr)
+def test_what_two_branches_set_beside_the_fields_of_a_model_is_a_conflict(verbs, store, graph, change):
+    (name,) = change
+    bodies = {"a": printed(**change), "b": printed(**{name: 2}), "f": printed(), "j": printed()}
+    flow = graph("fa fb aj bj", bodies, {"j": {"merge": {"y": total}}}, state=Label)
+    with pytest.raises(MergeConflictError, match=f"'{name}'.*'a', 'b'.*a function as merge=") as caught:
+        verbs.run(flow, Label(old=0), store=store)
+    assert name == caught.value.field
+
+
+@few
+def test_a_field_that_branches_reduced_is_set_in_the_model(verbs, store, graph):
+    bodies = {"a": printed(y=1), "b": printed(y=2), "f": printed(), "j": printed()}
+    flow = graph("fa fb aj bj", bodies, {"j": {"merge": {"y": total}}}, state=Label)
+    found = verbs.run(flow, Label(), store=store)
+    assert (3, {"y"}) == (found.y, found.model_fields_set)
 
 
 @few

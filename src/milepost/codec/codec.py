@@ -24,6 +24,7 @@ import msgspec
 from milepost.errors import DeserializeStateError, OptionError, SerializeStateError, StateTypeError, shown
 
 from .containers import DictPlan, ListPlan, SequencePlan
+from .families import Family, family_of
 from .plan import (
     MARK,
     MAX_DEPTH,
@@ -279,6 +280,37 @@ class Codec(Generic[T]):
             copied.update(changes)
             return copied  # type: ignore[no-any-return]
         raise self._no_field(next(iter(changes), ""))
+
+    def parts(self, value: T) -> dict[Any, Any]:
+        """Take a state apart: the items of a dict, or the values of an object's fields by name.
+
+        A subclass has its own fields. What a pydantic model has beside its fields follows by pairs, of what it is (such as
+        `families.EXTRA`) and a name. Raises StateTypeError if a field has no value.
+        """
+        self.check(value)
+        if isinstance(value, dict):
+            return dict(value)
+        family = self._family_of(type(value))
+        parts = family.parts(value)
+        for name in family.names:
+            if name not in parts:
+                raise self._no_field(name)
+        return parts
+
+    def assemble(self, cls: type[T], parts: Mapping[Any, Any]) -> T:
+        """Make a state of a record class, which may be a subclass of the declared one, of its parts.
+
+        None of its class's code runs. New values are checked when the state is written.
+        """
+        made: T = self._family_of(cls).assemble(parts)
+        return made
+
+    def _family_of(self, cls: type[T]) -> Family:
+        """Give the family of a record class: the declared one, or a subclass of it."""
+        known = self._record
+        family = known.family if known is not None and known.cls is cls else family_of(cls)
+        assert family is not None
+        return family
 
     def _record_of(self, value: Any) -> RecordPlan:
         """Give the plan of the value's own class, which may be a known subclass of the declared one."""

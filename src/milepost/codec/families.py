@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -195,9 +195,13 @@ class Family:
         """Return the names that a record may have under a key of `sides`; None: any name."""
         return ()
 
-    def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
-        """Make an object like `value` with these values. `changed` are the fields that were set anew."""
-        return self.build(values)
+    def parts(self, value: Any) -> dict[Any, Any]:
+        """Take an object apart: the values of its fields, by name, and by a pair what `sides` has under a key and a name."""
+        return {name: getattr(value, name) for name in self.names if hasattr(value, name)}
+
+    def assemble(self, parts: Mapping[Any, Any]) -> Any:
+        """Make an object of its parts. Other parts, which it cannot have, are left out."""
+        return self.build({name: parts[name] for name in self.names if name in parts})
 
 
 def columns_of(names: tuple[str, ...], rows: list[Any]) -> list[list[Any]] | None:
@@ -573,14 +577,19 @@ class PydanticFamily(Family):
         """True if this is a root model, which has a single value and nothing else."""
         return bool(getattr(self.cls, "__pydantic_root_model__", False))
 
-    def rebuild(self, value: Any, values: dict[str, Any], changed: Iterable[str]) -> Any:
-        private, extra = value.__pydantic_private__, value.__pydantic_extra__
-        sides: dict[str, Any] = {FIELDS_SET: {*value.__pydantic_fields_set__, *changed}}
-        if private is not None:
-            sides[PRIVATE] = dict(private)
-        if extra is not None:
-            sides[EXTRA] = dict(extra)
-        return self.build(values, sides)
+    def parts(self, value: Any) -> dict[Any, Any]:
+        parts = super().parts(value)
+        parts |= {(FIELDS_SET, name): True for name in value.__pydantic_fields_set__}
+        for key, side in ((EXTRA, value.__pydantic_extra__), (PRIVATE, value.__pydantic_private__)):
+            parts |= {(key, name): item for name, item in (side or {}).items()}
+        return parts
+
+    def assemble(self, parts: Mapping[Any, Any]) -> Any:
+        sides: dict[str, Any] = {FIELDS_SET: {}}
+        for part, item in parts.items():
+            if type(part) is tuple:
+                sides.setdefault(part[0], {})[part[1]] = item
+        return self.build({name: parts[name] for name in self.names}, sides)
 
 
 def family_of(cls: Any) -> Family | None:

@@ -398,10 +398,5 @@ class RecordPlan(Plan):
 
     def rebuild(self, value: Any, changes: dict[str, Any]) -> Any:
         """Make an object like `value` with some fields changed, without running its class's code."""
-        values: dict[str, Any] = {}
-        for name in self.family.names:
-            if name in changes:
-                values[name] = changes[name]
-            elif hasattr(value, name):
-                values[name] = getattr(value, name)
-        return self.family.rebuild(value, values, changes)
+        are_set = {(FIELDS_SET, name): True for name in changes}
+        return self.family.assemble({**self.family.parts(value), **are_set, **changes})

@@ -5,6 +5,9 @@ one that several changed needs a reducer. In a partial graph the reducer is give
 returned for the field. In a graph of whole states, and if a node of a partial one returned a whole state, it is given
 the difference: what the branch's value adds to the value before the fork. Only for the ready-made reducers the
 difference can be derived. The order is that of the edges, never that of completion.
+
+The fields that a subclass adds, and the extra fields and private attributes of a pydantic model, are merged in the same
+way, but there are no reducers for them. If branches returned a subclass, the merged state is of that class.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Any, get_origin, is_typeddict
 
 import msgspec
 
 from milepost import reducers
 from milepost.codec import Codec
+from milepost.codec.families import EXTRA, FIELDS_SET, PRIVATE
+from milepost.codec.plan import MARK
 from milepost.codec.resolve import annotations_of, reveal
 from milepost.errors import DeserializeStateError, MergeConflictError, SerializeStateError, StateTypeError
 from milepost.executor.flow import BranchEnd, Fork, Part, Whole
@@ -239,27 +245,46 @@ class Merging:
         `data` is the encoded state before; None if it was not encoded. Raises `MergeConflictError` if branches changed
         the same field and no reducer can merge their values.
         """
-        bare = _fields(self._codec, before, data)
+        kind = self._kind(fork, before, ends)
+        bare, parts = _fields(self._codec, before, data), self._codec.parts(before)
         fields = {branch: _fields(self._codec, end.state, end.data) for branch, end in ends.items()}
-        changes: dict[str, Any] = {}
-        for name in self._names(before, ends):
-            old = _get(self._codec, before, name)
+        others = {branch: self._codec.parts(end.state) for branch, end in ends.items()}
+        changes: dict[Any, Any] = {}
+        for name in dict.fromkeys(chain(parts, *others.values())):
+            old = parts.get(name, _NOTHING)
             changed = {
                 branch: value
-                for branch, end in ends.items()
-                if not _is_same(bare, fields[branch], name, old, value := _get(self._codec, end.state, name))
+                for branch, other in others.items()
+                if not _is_same(bare, fields[branch], name, old, value := other.get(name, _NOTHING))
             }
-            if len(changed) == 1:
-                (changes[name],) = changed.values()
+            if len(changed) == 1 or (changed and _is_mark(name)):
+                changes[name] = next(iter(changed.values()))
             elif changed:
                 changes[name] = self._several(fork, name, before, old, changed, ends)
-        if not changes:
+        if not changes and kind is type(before):
             return before
-        merged = self._codec.replace(before, {name: new for name, new in changes.items() if new is not _NOTHING})
+        if not self._is_mapping:
+            merged = {**parts, **changes}
+            return self._codec.assemble(kind, {name: merged[name] for name in merged if merged[name] is not _NOTHING})
+        state = self._codec.replace(before, {name: new for name, new in changes.items() if new is not _NOTHING})
         for name, new in changes.items():
             if new is _NOTHING:
-                del merged[name]
-        return merged
+                del state[name]
+        return state
+
+    def _kind(self, fork: Fork, before: Any, ends: Mapping[str, BranchEnd]) -> type[Any]:
+        """Return the class of the merged state: that of before, or the one that branches returned instead."""
+        changed = {branch: type(end.state) for branch, end in ends.items() if type(end.state) is not type(before)}
+        kinds = [] if self._is_mapping else [*dict.fromkeys(changed.values())]
+        if len(kinds) > 1:
+            who, names = ", ".join(map(repr, changed)), ", ".join(kind.__name__ for kind in kinds)
+            raise MergeConflictError(
+                f"branches {who} of the fork after {fork.node_id!r} made the state of different classes ({names}), and "
+                f"nothing says which it shall be: give a function as {fork.merge_option} to node {fork.join!r}",
+                node_id=fork.join,
+                branches=tuple(changed),
+            )
+        return kinds[0] if kinds else type(before)
 
     def untold(self, before: Any, after: Any, names: Iterable[str]) -> Iterator[str]:
         """Yield those of `names` for which the difference between the states before and after cannot be derived."""
@@ -274,7 +299,7 @@ class Merging:
                 yield name
 
     def _several(
-        self, fork: Fork, name: str, before: Any, old: Any, changed: Mapping[str, Any], ends: Mapping[str, BranchEnd]
+        self, fork: Fork, name: Any, before: Any, old: Any, changed: Mapping[str, Any], ends: Mapping[str, BranchEnd]
     ) -> Any:
         """Merge the values of a field that several branches changed."""
         reducer = self._reducers.get(name)
@@ -335,9 +360,13 @@ class Merging:
                 state = self._codec.replace(state, {name: acceptance.reduced(state, name, update)})
         return self._codec.get(state, name)
 
-    def _conflict(self, fork: Fork, name: str, branches: list[str], why: str = "") -> MergeConflictError:
+    def _conflict(self, fork: Fork, name: Any, branches: list[str], why: str = "") -> MergeConflictError:
+        is_declared = self._is_mapping or name in (self._codec.field_names or ())
+        name = name[1] if isinstance(name, tuple) else name
         who = ", ".join(map(repr, branches))
         hint = f"{why}, or give" if why else ", and nothing says how to merge it: give the field a reducer, or"
+        if not is_declared:
+            hint = ", and the state's type does not declare it, so that no reducer can merge it: give a function as"
         return MergeConflictError(
             f"field {name!r} was changed by branch{'es' if len(branches) > 1 else ''} {who} of the fork after "
             f"{fork.node_id!r}{hint} {fork.merge_option} to node {fork.join!r}",
@@ -346,33 +375,41 @@ class Merging:
             branches=tuple(branches),
         )
 
-    def _names(self, before: Any, ends: Mapping[str, BranchEnd]) -> tuple[str, ...]:
-        names = self._codec.field_names
-        if names is not None and not self._is_mapping:
-            return names
-        states = (before, *(end.state for end in ends.values()))
-        return tuple(dict.fromkeys(name for state in states for name in state))
-
 
 def _get(codec: Codec[Any], state: Any, name: str) -> Any:
     """Return the value of a field, or `_NOTHING` if a dict does not have it."""
     return _NOTHING if isinstance(state, dict) and name not in state else codec.get(state, name)
 
 
-def _fields(codec: Codec[Any], state: Any, data: bytes | None = None) -> Mapping[str, bytes] | None:
-    """Return the encoded fields, which can be compared exactly; None if the state cannot be encoded.
+def _fields(codec: Codec[Any], state: Any, data: bytes | None = None) -> Mapping[Any, bytes] | None:
+    """Return the encoded parts, which can be compared exactly; None if the state cannot be encoded.
 
-    `data` is the encoded state; None if it was not encoded.
+    `data` is the encoded state; None if it was not encoded. The names of fields that were set are left out.
     """
     try:
-        found = msgspec.json.decode(codec.encode(state) if data is None else data, type=dict[str, msgspec.Raw])
+        found = _raw(codec.encode(state) if data is None else data)
+        if isinstance(state, dict):
+            return found
+        if MARK in found:  # a subclass is written with its name
+            found = _raw(found["v"])
+        sides = {(key, name): raw for key in (EXTRA, PRIVATE) for name, raw in _raw(found.pop(key, b"{}")).items()}
     except (SerializeStateError, StateTypeError, DeserializeStateError, msgspec.MsgspecError):
         return None
+    return {**found, **sides}
+
+
+def _raw(data: bytes) -> dict[Any, bytes]:
+    found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     return {name: bytes(raw) for name, raw in found.items()}
 
 
+def _is_mark(part: Any) -> bool:
+    """Return whether a part only marks a field as set: all branches that changed it did the same."""
+    return isinstance(part, tuple) and part[0] == FIELDS_SET
+
+
 def _is_same(
-    before: Mapping[str, bytes] | None, after: Mapping[str, bytes] | None, name: str, old: Any, new: Any
+    before: Mapping[Any, bytes] | None, after: Mapping[Any, bytes] | None, name: Any, old: Any, new: Any
 ) -> bool:
     """Return whether a field is unchanged. Values that cannot be compared count as changed."""
     if before is not None and after is not None and name in before and name in after:
