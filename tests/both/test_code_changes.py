@@ -494,6 +494,23 @@ def test_an_answered_wait_behind_a_new_one_keeps_its_answer(verbs, store):
     assert ["no", "yes"] == verbs.resume(changed, store, "r1")
 
 
+@pytest.mark.parametrize("by", ["a function instead of a graph", "a graph instead of a function"])
+def test_the_items_of_a_map_may_be_done_by_a_function_or_a_graph(verbs, store, by):
+    def doubling(each: Any) -> Any:
+        graph = Graph(list[int]).add_node("a", lambda state: state)
+        return line_of(graph.add_map("m", lambda state: state, each, merge=lambda state, found: found), "a", "m")
+
+    function = lambda n: 2 * n  # noqa: E731
+    graph = line_of(Graph(int).add_node("double", function), "double", name="each")
+    began, changed = map(doubling, (graph, function) if by.startswith("a function") else (function, graph))
+    with pytest.raises(RunStopped):
+        verbs.run(began, [1, 2], store=store, run_id="r1", stop_before="m")
+    plan = verbs.plan(changed, store, "r1")
+    assert ("continue", (f"the items of m are now done by {by}",)) == (plan.verdict, plan.differences)
+    assert [2, 4] == verbs.resume(changed, store, "r1")
+    assert [2, 4] == verbs.resume(began, store, "r1")
+
+
 def test_a_plan_may_ignore_the_owner_of_a_run(verbs, store, line):
     plans = []
 

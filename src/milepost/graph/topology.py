@@ -346,10 +346,12 @@ def _changed_kind(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
     for name in sorted({*old, *new} - {"shape"}):
         if old.get(name) != new.get(name):
             yield f"the {name} of {node} is now {new.get(name)!r} instead of {old.get(name)!r}"
-    if old.get("shape") != new.get("shape"):
-        yield from (
-            f"in {node}: {difference}" for difference in _differences(old.get("shape") or {}, new.get("shape") or {})
-        )
+    before, after = old.get("shape"), new.get("shape")
+    if before and after:
+        yield from (f"in {node}: {difference}" for difference in _differences(before, after))
+    elif before or after:
+        by, instead = ("a graph", "a function") if after else ("a function", "a graph")
+        yield f"the items of {node} are now done by {by} instead of {instead}"
 
 
 def _by_source(edges: Iterable[Iterable[str]]) -> dict[str, list[str]]:
