@@ -122,6 +122,45 @@ def test_without_a_node_a_fork_goes_on_where_the_run_would(verbs, store, line, l
     assert "finished" == store.get_run(again).info.status
 
 
+@pytest.mark.parametrize("how", ["fork", "map", "graph"])
+def test_a_run_that_stands_inside_a_node_is_forked_without_naming_one(verbs, store, log, how):
+    def seen(state: Count) -> Count:
+        log.append("x")
+        return plus(state)
+
+    def asking(graph: Graph[Any]) -> Graph[Any]:
+        graph.add_node("x", verbs.node(seen)).add_wait("ask", "go", apply=lambda state, reply: Count(reply.payload))
+        return graph.add_edge("x", "ask")
+
+    inner = asking(Graph(Count)).add_edge("ask", END).set_entry("x").compile("inner")
+    graph = Graph(Count).add_node("f", verbs.node(lambda state: state)).set_entry("f")
+    if how == "fork":
+        asking(graph).add_node("b", verbs.node(plus)).add_node(
+            "j", verbs.node(plus), merge=lambda base, ends: ends["x"]
+        )
+        graph.add_edge("f", "x").add_edge("f", "b").add_edge("ask", "j").add_edge("b", "j").add_edge("j", END)
+    elif how == "map":
+        graph.add_map("m", lambda state: [state], inner, merge=lambda state, found: plus(found[0]))
+        graph.add_edge("f", "m").add_edge("m", END)
+    else:
+        graph.add_subgraph("s", inner).add_node("j", verbs.node(plus)).add_edge("f", "s").add_edge("s", "j").add_edge(
+            "j", END
+        )
+    flow = graph.compile("g")
+    with pytest.raises(RunSuspended):
+        verbs.run(flow, Count(), store=store, run_id="r1")
+    before = store.export("r1")
+    verbs.call(flow, "fork_run", store, "r1", new_run_id="f1")
+    with pytest.raises(RunSuspended):
+        verbs.resume(flow, store, "f1")
+    flow.signal(store, "f1", "go", 7)
+    assert (Count(8), ["x"], before) == (verbs.resume(flow, store, "f1"), log, store.export("r1"))
+    for option, given in (("state_override", plus), ("update", {"n": 1}), ("reroute", True)):
+        with pytest.raises(OptionError, match=f"{option} does not say which is meant") as caught:
+            verbs.call(flow, "fork_run", store, "r1", new_run_id="f2", **{option: given})
+        assert option == caught.value.option
+
+
 def test_a_run_that_has_only_begun_can_be_forked(verbs, store, line, log):
     graph = line(Count)
     with pytest.raises(RunStopped):

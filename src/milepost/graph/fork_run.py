@@ -107,7 +107,7 @@ def _check(
     if visit is not None and (node_id is None or type(visit) is not int or visit < 1):
         raise OptionError(f"visit is the number of a visit of node_id, from 1, not {shown(visit)}", option="visit")
     if run is not None and run.options.amends and run.flow.front != "graph":
-        option = "update" if run.options.state_override is None else "state_override"
+        option = _given(run)
         raise OptionError(f"{option} is for graphs: a workflow has no state but its steps' results", option=option)
 
 
@@ -212,10 +212,12 @@ def _amendment(
     codec, unit, begun = flow.codec, flow.units.get(point.node_id), point
     if trunk is not None:
         if node_id is None:
+            if (option := _given(run)) is None:
+                return None
             raise OptionError(
-                f"run {run.run_id!r} is inside a fork, a map or a graph, where it stands at more than one node: name the one "
-                f"whose state is meant, such as {point.node_id!r}",
-                option="state_override",
+                f"run {run.run_id!r} is inside a fork, a map or a graph, where it stands at more than one node, and {option} "
+                f"does not say which is meant: name it, such as {point.node_id!r}",
+                option=option,
             )
         begun = next(record for record in prefix.records if record.sequence == trunk)
         since = read_history((r for r in prefix.records if r.sequence > trunk), ranges_of(prefix.records))
@@ -243,6 +245,14 @@ def _amendment(
         "reroute": reroute,
     }
     return amending, None if amendment is None else amendment.data
+
+
+def _given(run: Run) -> str | None:
+    """Return the name of the option that is to change the point of the fork; None if none is given."""
+    options = run.options
+    if not options.amends:
+        return "reroute" if options.reroute else None
+    return "update" if options.state_override is None else "state_override"
 
 
 def _newest_override(prefix: Prefix, point: Record) -> bytes | None:
