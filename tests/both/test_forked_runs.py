@@ -260,6 +260,22 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_made(verbs, store, line
     assert ["r1"] == [info.run_id for info in store.list_runs()]
 
 
+def test_a_node_inside_another_is_known_where_it_has_no_checkpoint(verbs, store):
+    each = Graph(int).add_node("p", lambda n: n).add_edge("p", END).set_entry("p").compile("each")
+    flow = Graph(list[int]).add_node("a", lambda state: state).add_edge("a", "m").set_entry("a").add_edge("m", END)
+    flow.add_map("m", lambda state: state, each, merge=lambda state, found: found)
+    graph = flow.compile("g")
+    with pytest.raises(RunStopped):
+        verbs.run(graph, [1], store=store, run_id="r1", stop_after="a")
+    with pytest.raises(NoCheckpointFoundError, match="none of this node"):
+        verbs.call(graph, "fork_run", store, "r1", "m/0/p")
+    verbs.resume(graph, store, "r1")
+    with pytest.raises(NoCheckpointFoundError, match="no visit 2 of it"):
+        verbs.call(graph, "fork_run", store, "r1", "m/0/p", 2)
+    with pytest.raises(InvalidResumeNodeError, match="has no node 'm/0/q' to fork at"):
+        verbs.call(graph, "fork_run", store, "r1", "m/0/q")
+
+
 def test_a_record_that_was_changed_is_not_copied(verbs, medium, store, finished):
     if medium.kind != "memory":
         pytest.skip("damage is put into what memory holds")

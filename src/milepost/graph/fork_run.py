@@ -142,10 +142,11 @@ def is_decision(record: Record, *, is_amended: bool = False) -> bool:
 
 
 def _unknown(run_id: str, node_id: str, visit: int | None, run: Run | None) -> Exception:
-    known = () if run is None or run.flow.front != "graph" else tuple(cast("GraphFlow", run.flow).units)
-    if run is not None and known and node_id not in known:
+    flow = None if run is None or run.flow.front != "graph" else cast("GraphFlow", run.flow)
+    if flow is not None and find_node(flow, node_id) is None:
+        known = tuple(flow.units)
         return InvalidResumeNodeError(
-            f"flow {run.flow.name!r} has no node {shown(node_id)} to fork at: it has {', '.join(known)}",
+            f"flow {flow.name!r} has no node {shown(node_id)} to fork at: it has {', '.join(known)}",
             run_id=run_id,
             node_id=node_id,
             known=known,
