@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -141,8 +142,32 @@ def test_what_into_gives_stays_as_it_is(verbs, store):
     shared = Items([7])
     graph = Graph(Items).add_subgraph("sub", inner, into=lambda state: shared, out=lambda state, other: other)
     flow = graph.add_edge("sub", END).set_entry("sub").compile("out")
-    assert Items([7, 1]) == verbs.run(flow, Items(), store=store)
-    assert Items([7]) == shared
+    for keeping in ({"store": store}, {}):
+        assert Items([7, 1]) == verbs.run(flow, Items(), **keeping)
+        assert Items([7]) == shared
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["store", "no store"])
+@pytest.mark.parametrize("how", ["function", "graph"])
+def test_items_of_a_map_share_nothing_though_they_are_one_object(verbs, store, how, keeps):
+    def add(item: list[str]) -> list[str]:
+        item.append("x")
+        return item
+
+    each: Any = verbs.node(add)
+    if how == "graph":
+        each = Graph(list[str]).add_node("add", each).add_edge("add", END).set_entry("add").compile("each")
+    built = Graph(list).add_map("m", lambda state: [state, state], each, merge=lambda state, found: [state, *found])
+    flow = built.add_edge("m", END).set_entry("m").compile("g")
+    assert [[], ["x"], ["x"]] == verbs.run(flow, [], **({"store": store} if keeps else {}))
+
+
+def test_an_item_that_cannot_be_copied_is_given_as_it_is_without_a_store(verbs):
+    lock = threading.Lock()
+    built = Graph(list).add_map(
+        "m", lambda state: [lock], verbs.node(lambda item: item is lock), merge=lambda state, found: found
+    )
+    assert [True] == verbs.run(built.add_edge("m", END).set_entry("m").compile("g"), [])
 
 
 def test_a_later_node_that_changes_the_state_does_not_change_what_is_recorded(verbs, store, line):

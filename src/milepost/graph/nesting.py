@@ -12,6 +12,7 @@ The decoded values are kept for the walk, which asks for them.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -189,10 +190,13 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[Any]]:
-    """Record the items of a visit that begins, before the first is done, and return them; encoded if there is a store."""
+    """Record the items of a visit that begins, before the first is done, and return them encoded.
+
+    Without a store return a copy of each: an item that changes in place shares nothing with the others then either.
+    """
     walker, run, node_id = visit.walker, visit.run, visit.node_id
     if not walker.is_recorded:
-        return items
+        return [_copied(item) for item in items]
     encoded: list[Any] = []
     for index, item in enumerate(items):
         try:
@@ -206,6 +210,13 @@ def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[An
     record = walker.journal.make(ITEMS, node_id, visit.budget.visit, state=data, count=len(items), **walker.place())
     yield from walker.journal.write((record,))
     return encoded
+
+
+def _copied(item: Any) -> Any:
+    try:
+        return copy.deepcopy(item)
+    except Exception:  # a connection or a lock, which only a run without a store may have as an item
+        return item
 
 
 class _ItemUnit:
@@ -302,7 +313,7 @@ def _nested(visit: NodeVisit, work: GraphWork, state: Any) -> Routine[Any]:
         else:
             begins = yield from _decide(visit, state, work.into, _state_of(graph))
             data = walker.journal.encode_if_possible(begins, graph.codec)
-            if data is not None and walker.is_recorded:
+            if data is not None:
                 begins = graph.codec.decode(data)  # other code may hold the object that `into` gave
     return (yield from inner.go(begins, data, graph.entry))
 
