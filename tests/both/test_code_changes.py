@@ -484,6 +484,27 @@ def test_a_wait_that_was_renamed_keeps_its_answer(verbs, store, kind):
     assert ["yes"] == verbs.resume(waiting(kind, "w2"), store, "r1", rename={node_id: f"{node_id}2"})
 
 
+def test_a_node_that_is_gone_in_the_graph_of_a_step_is_refused_by_name(verbs, store):
+    def stepping(node_id: str) -> Any:
+        graph = Graph(list).add_node("x", lambda state: [*state, "x"]).add_node(node_id, lambda state: [*state, "y"])
+        sub = line_of(graph, "x", node_id, name="sub")
+
+        @workflow("g")
+        def flow() -> Steps[list[Any]]:
+            return (yield from step("s").subworkflow(sub, [])).final_output
+
+        return flow
+
+    with pytest.raises(RunStopped):
+        verbs.run(stepping("y"), store=store, run_id="r1", stop_before="s/y")
+    changed, before = stepping("y2"), untouched(store)
+    plan = verbs.plan(changed, store, "r1")
+    with pytest.raises(FlowChangedError, match=r"'s/y'.*rename") as caught:
+        verbs.resume(changed, store, "r1")
+    assert ("refuse", str(caught.value), before) == (plan.verdict, plan.reason, untouched(store))
+    assert ["x", "y"] == verbs.resume(changed, store, "r1", rename={"s/y": "s/y2"})
+
+
 def test_an_answered_wait_behind_a_new_one_keeps_its_answer(verbs, store):
     changed = waiting("graph", "w", before=("first",))
     answered(verbs, store, waiting("graph", "w"))

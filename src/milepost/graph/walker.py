@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from milepost.errors import MaxIterationsError, MilepostError, RouterError, RunStopped, SerializeStateError, StoreError
+from milepost.errors import (
+    FlowChangedError,
+    MaxIterationsError,
+    MilepostError,
+    RouterError,
+    RunStopped,
+    SerializeStateError,
+    StoreError,
+)
 from milepost.executor.attempt import AttemptOutcome, go_on_without, keep_unrecorded, pause, record_outcome, run_attempt
 from milepost.executor.context import Context
 from milepost.executor.effects import Emit, Halted, Routine, ask
@@ -251,6 +259,7 @@ class Walker:
             is_split = False
         else:
             state, at = self._stand_at(entry)
+            self._check_known(self.at[0] if at is None else at, until)
             is_split = self._is_split_at(self.at[0], at)
         if at == until and not is_split:
             self.is_resuming = False
@@ -283,6 +292,22 @@ class Walker:
             updates = self.run.recorded.updates(self.label, self.prefix[:-1], self._replaced)
             self.updates += [codec.decode(msgspec.json.encode(update), root="updates") for update in updates]
         return self.run.progress.take(entry.sequence, lambda: self.flow.codec.decode(data)), next_node
+
+    def _check_known(self, node_id: str, until: str) -> None:
+        """Raise `FlowChangedError` if the graph no longer has the node at which this walk would go on.
+
+        For a run of a graph `milepost.graph.checks` has found that out before; in a workflow nothing else does.
+        """
+        if node_id == until or node_id in self.flow.units:
+            return
+        whole = self.prefix + node_id
+        raise FlowChangedError(
+            f"run {self.run.run_id!r} would go on at node {whole!r}, which flow {self.run.flow.name!r} does not have now: if "
+            f"it was renamed, pass rename={{{whole!r}: new id}}; else resume_from a {self.run.unit} before it",
+            run_id=self.run.run_id,
+            node_id=whole,
+            differences=(f"node {whole!r} is gone",),
+        )
 
     def _replaced(self, before: bytes, after: bytes) -> tuple[str, ...]:
         """Return the fields with a reducer in which two encoded states differ."""
