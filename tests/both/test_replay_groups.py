@@ -166,6 +166,29 @@ def test_retry_does_only_the_failed_items_of_a_map_again(verbs, store, work):
     assert ["m/k2"] == work.calls
 
 
+@pytest.mark.parametrize(
+    "made_up_for",
+    [
+        lambda work, asked: asked.when(lambda ctx: False),
+        lambda work, asked: asked.skip_on_error(),
+        lambda work, asked: asked.on_error(lambda ctx, failed: work.step("other")),
+    ],
+    ids=["when", "skip_on_error", "on_error"],
+)
+def test_a_map_that_was_skipped_or_recovered_is_answered_from_the_record(verbs, store, work, made_up_for):
+    @workflow("mapping")
+    def flow() -> Steps[int]:
+        yield made_up_for(work, step("m").map(work.fn, [1, 2, 3]))
+        return (yield from work.step("z"))
+
+    work.broken = {"m/1", "z"}
+    with pytest.raises(StepError, match="'z'"):
+        verbs.run(flow, store=store, run_id="r1")
+    work.broken, work.calls[:] = set(), []
+    assert 2 == verbs.resume(flow, store, "r1")
+    assert ["z"] == work.calls
+
+
 def test_a_chosen_option_that_failed_is_done_again_without_asking(verbs, store, work):
     def ask(ctx: Any) -> bool:
         work.calls.append("asked")

@@ -42,6 +42,26 @@ if TYPE_CHECKING:
     from milepost.workflows.run import Frame, StepRun
 
 
+class _Mapped(msgspec.Struct):
+    """The recorded output of a map."""
+
+    count: int
+
+
+class _Selected(msgspec.Struct):
+    """The recorded output of a branch."""
+
+    selected_index: int
+
+
+class _Invoked(msgspec.Struct):
+    """The recorded output of a flow inside."""
+
+    final_output: msgspec.Raw
+    iterations: int = 0
+    """The number of a graph's iterations."""
+
+
 def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepResult | None:
     """Return the recorded result of a call that is asked for as it was recorded, as nearly all are.
 
@@ -82,7 +102,7 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
         )
     if mods.compare_args is not False:
         now = asked_with(run, step)
-        if isinstance(work, Maps) and outcome.success and fields.get("args"):
+        if isinstance(work, Maps) and outcome.outcome == "succeeded" and fields.get("args"):
             begun = {"args": fields.get("args"), "count": _count_of(outcome)}
             check_items(run, step, step_id, frame, begun, now)
         if differs(fields.get("args"), now):
@@ -176,7 +196,11 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, outcome: StepO
                 for index, item_id in enumerate(ids)
             ]
         if isinstance(work, Chooses):
-            index = int(msgspec.json.decode(outcome.output)["selected_index"])
+            index = msgspec.json.decode(outcome.output, type=_Selected).selected_index
+            if not 0 <= index < len(work.options):
+                raise non_determinism(
+                    run.run_id, frame.position - 1, f"option {index} of branch {step_id!r}", repr(step)
+                )
             chosen = work.options[index][1]
             inner = yield from _part_of(run, step_id, chosen, frame)
             chosen_id = f"{step_id}/{chosen.name}"
@@ -194,22 +218,22 @@ def _recorded_output(run: StepRun, step: Step[Any], step_id: str, outcome: StepO
                 results.append(result)
             return ParallelResult(tuple(results))
         return (yield from _recorded_invocation(run, work, step_id, outcome, frame))
-    except (DeserializeStateError, IndexError, KeyError, TypeError) as exc:
-        if isinstance(exc, DeserializeStateError):
-            if exc.node_id is None:  # else a step inside this one has named itself
-                exc.run_id, exc.node_id = run.run_id, step_id
-                place(
-                    exc,
-                    f"the recorded output of step {step_id!r} of run {run.run_id!r} cannot be read",
-                    "bring the step's return type back, or tell @workflow(types=...) which classes it may give",
-                )
-            raise
+    except DeserializeStateError as exc:
+        if exc.node_id is None:  # else a step inside this one has named itself
+            exc.run_id, exc.node_id = run.run_id, step_id
+            place(
+                exc,
+                f"the recorded output of step {step_id!r} of run {run.run_id!r} cannot be read",
+                "bring the step's return type back, or tell @workflow(types=...) which classes it may give",
+            )
+        raise
+    except msgspec.ValidationError as exc:
         raise non_determinism(run.run_id, frame.position - 1, f"another step {step_id!r}", repr(step)) from exc
 
 
 def _count_of(outcome: StepOutcome) -> int:
     """Return the number of items of a map that succeeded."""
-    return int(msgspec.json.decode(outcome.output)["count"])
+    return msgspec.json.decode(outcome.output, type=_Mapped).count
 
 
 def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routine[StepResult]:
@@ -228,14 +252,12 @@ def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routi
 
 def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, outcome: StepOutcome, frame: Frame) -> Routine[Any]:
     flow = work.flow
-    outputs = msgspec.json.decode(outcome.output, type=dict[str, msgspec.Raw])
+    ended = msgspec.json.decode(outcome.output, type=_Invoked)
     if flow.front == "graph":
-        state = flow.codec.decode(bytes(outputs["final_output"]))
-        iterations = int(msgspec.json.decode(outputs["iterations"]))
-        return graph_invoked(run, state, iterations)
+        return graph_invoked(run, flow.codec.decode(bytes(ended.final_output)), ended.iterations)
     inner = run.frame(flow, step_id, work.given, frame.ends_at, frame.followed)
     yield from run.play(inner)
-    output = flow.output_codec.decode(bytes(outputs["final_output"]), root="output")
+    output = flow.output_codec.decode(bytes(ended.final_output), root="output")
     return invoked(run, inner, output, outcome.duration_ms)
 
 
