@@ -16,6 +16,7 @@ from milepost import (
     Steps,
     WorkflowEngine,
     WorkflowError,
+    branch,
     current,
     parallel,
     step,
@@ -541,6 +542,63 @@ def test_steps_of_a_group_are_undone(verbs, store, undoing, log):
     with pytest.raises(StepError, match="'z'"):
         verbs.run(flow, store=store, run_id="r1")
     assert ["p/x", "p/y", "z", "-p/x"] == log
+
+
+def recovered(undoing: Undoing, kind: str) -> Any:
+    """A workflow whose group fails, is made up for by another step, and is undone with it in the end."""
+
+    @workflow("recovered")
+    def flow() -> Steps[str]:
+        group = parallel("p", undoing.step("x"), undoing.step("y"), max_parallel=1).must_succeed()
+        if kind == "branch":
+            group = branch("b", (lambda ctx: True, group))
+        yield group.on_error(lambda ctx, failed: undoing.step("other"))
+        raise WorkflowError("enough")
+
+    return flow
+
+
+@pytest.mark.parametrize("kind", ["group", "branch"])
+def test_a_failed_group_is_undone_after_a_crash_in_what_its_on_error_gave(verbs, timed, undoing, log, kind):
+    flow, at = recovered(undoing, kind), {"group": "p", "branch": "b"}[kind]
+    undoing.broken, undoing.killed = {"p/y", "b/p/y"}, {f"{at}/other"}
+    verbs.crash(flow, timed, "r1", {})
+    undoing.killed = set()
+    log.clear()
+    told: list[Any] = []
+    with pytest.raises(WorkflowError, match="enough"):
+        verbs.resume(flow, timed, "r1", hooks=[told.append])
+    x = {"group": "p/x", "branch": "b/p/x"}[kind]
+    assert [f"{at}/other", f"-{at}/other", f"-{x}"] == log
+    assert () == told[-1].result.rollback_errors
+
+
+@pytest.mark.parametrize("kind", ["group", "branch"])
+def test_a_failed_group_is_undone_by_a_cancel_before_what_its_on_error_gave(verbs, timed, undoing, log, kind):
+    flow, at = recovered(undoing, kind), {"group": "p", "branch": "b"}[kind]
+    undoing.broken, undoing.killed = {"p/y", "b/p/y"}, {f"{at}/other"}
+    verbs.crash(flow, timed, "r1", {})
+    timed.request_cancel("r1", "not wanted", None)
+    log.clear()
+    with pytest.raises(RunCancelled, match="not wanted"):
+        verbs.resume(flow, timed, "r1")
+    assert [{"group": "-p/x", "branch": "-b/p/x"}[kind]] == log
+
+
+def test_a_rollback_that_no_code_has_any_more_is_an_error_of_the_run_though_there_is_no_other(verbs, store, undoing):
+    with pytest.raises(RunStopped):
+        verbs.run(undoing.row("a", error=WorkflowError("enough")), store=store, run_id="r1", stop_after="a")
+
+    @workflow("row")
+    def changed() -> Steps[str]:
+        yield step("a").python(lambda: "a")
+        raise WorkflowError("enough")
+
+    told: list[Any] = []
+    with pytest.raises(WorkflowError, match="enough"):
+        verbs.resume(changed, store, "r1", hooks=[told.append])
+    assert ["a"] == [error.step_name for error in told[-1].result.rollback_errors]
+    assert ["a"] == undone(store)
 
 
 def test_a_step_that_was_skipped_has_nothing_to_undo(verbs, store, undoing, log):

@@ -137,6 +137,19 @@ def answered(run: StepRun, step: Step[Any], step_id: str, entry: StepRecord, fra
 
 
 def register_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> Routine[None]:
+    """Register the rollbacks below a step that failed or was recovered: of its parts, and of what its on_error gave."""
+    yield from register_own_parts(run, step, step_id, frame)
+    below = f"{step_id}/"
+    if step.modifiers.on_error and any(
+        part_id.startswith(below) and part_id not in run.undos for part_id in run.recorded.rollbacks_due
+    ):
+        # They belong to the step that its on_error gave, which failed too.
+        with suppress(StepFailed):
+            other = yield from _ask_on_error(run, step, step_id, frame, _failed_before(run, step, step_id))
+            yield from register_parts(run, other, f"{step_id}/{other.name}", frame)
+
+
+def register_own_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> Routine[None]:
     """Register the rollbacks of a group's steps that succeeded although the group, or a branch that chose it, failed.
 
     They are still undone if the run fails later.
@@ -151,14 +164,6 @@ def register_parts(run: StepRun, step: Step[Any], step_id: str, frame: Frame) ->
     for child in work.children if isinstance(work, Spreads) else ():
         if f"{step_id}/{child.name}" in run.recorded.done:
             yield from _part_of(run, step_id, child, frame)
-    below = f"{step_id}/"
-    if step.modifiers.on_error and any(
-        part_id.startswith(below) and part_id not in run.undos for part_id in run.recorded.rollbacks_due
-    ):
-        # They belong to the step that its on_error gave, which failed too.
-        with suppress(StepFailed):
-            other = yield from _ask_on_error(run, step, step_id, frame, _failed_before(run, step, step_id))
-            yield from register_parts(run, other, f"{step_id}/{other.name}", frame)
 
 
 def _failed_before(run: StepRun, step: Step[Any], step_id: str, outcome: StepOutcome | None = None) -> StepResult:

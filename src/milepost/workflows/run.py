@@ -693,7 +693,7 @@ class StepRun(Run):
             draft = PendingRecord(FAILURE, at, 1, {"op": op, "attempt": 1, "of": by, **fields})
         draft = draft._replace(fields={**draft.fields, "final": True})
         try:
-            if self.undos:
+            if self.undos or not self.rolled_back.issuperset(self.recorded.rollbacks_due):
                 yield from self.record((draft,), is_fatal=True)
                 self.journal.begin_to_end()
                 yield from undoing.roll_back(self)

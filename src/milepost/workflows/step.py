@@ -45,7 +45,7 @@ from milepost.model.failure import (
 from milepost.model.record import CHECKPOINT, FAILURE, OWNER, ROUTE, Record, format_time
 from milepost.model.results import SkipMarker, StepResult, step_result
 from milepost.store import Statement
-from milepost.workflows.answers import answered, fallback, register_parts
+from milepost.workflows.answers import answered, fallback, register_own_parts, register_parts
 from milepost.workflows.groups import PartsVisit, lasting
 from milepost.workflows.matching import described, differs, how_to_agree, non_determinism
 from milepost.workflows.rollback import register
@@ -152,6 +152,9 @@ class StepVisit(PartsVisit):
         if given_up is not None:
             self.parts = run.recorded.begun(self.node_id, given_up.sequence)
             failed = self._recorded_failure(given_up)
+            if not run.is_live:
+                # What its on_error gave is done next. That registers its own rollbacks.
+                yield from register_own_parts(run, self.step, self.node_id, self.frame)
         else:
             work = self.step.work
             if self.mods.rollback is not None:
