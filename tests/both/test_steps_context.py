@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from milepost import Context, SkipMarker, StepError, WorkflowContext, WorkflowEngine, current, step, workflow
+from milepost import (
+    Context,
+    Retry,
+    SkipMarker,
+    StepError,
+    WorkflowContext,
+    WorkflowEngine,
+    WorkflowError,
+    branch,
+    current,
+    step,
+    workflow,
+)
 from milepost.events import Emitted, Progress
 
 
@@ -94,6 +106,69 @@ def test_time_and_chance_inside_a_sub_workflow_are_the_same_again(verbs, medium,
 
     replayed(verbs, store, wf, switch, clock=clock)
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("where", ["when", "a false when", "branch", "on_error"])
+def test_what_predicates_and_handlers_draw_changes_nothing_that_the_code_draws(verbs, store, switch, where):
+    def draw(answer: Any) -> Any:
+        return lambda ctx, *rest: (drawn.append((ctx.random(), ctx.uuid4())), answer)[1]
+
+    asked = {
+        "when": lambda: step("s").when(draw(True)).python(int),
+        "a false when": lambda: step("s").when(draw(False)).python(int),
+        "branch": lambda: branch("s", (draw(False), step("no").python(int)), (draw(True), step("yes").python(int))),
+        "on_error": lambda: step("s").on_error(draw(step("other").python(int))).python(lambda: 1 / 0),
+    }[where]
+    drawn: list[Any] = []
+    seen: list[Any] = []
+
+    @workflow("w")
+    def wf(ctx: WorkflowContext):
+        told = [ctx.random()]
+        yield asked()
+        seen.append([*told, ctx.random(), ctx.uuid4()])
+        yield step("switch").python(switch)
+
+    replayed(verbs, store, wf, switch)
+    assert seen[0] == seen[1]
+    # What is called again on a replay draws the same again, and each predicate draws its own.
+    assert len(set(drawn)) == {"branch": 2}.get(where, 1)
+    assert not {number for number, _ in drawn} & {*seen[0]}
+
+
+def test_each_attempt_of_a_rollback_draws_the_same_and_each_rollback_its_own(verbs, store):
+    drawn: list[float] = []
+
+    def undo(ctx: WorkflowContext) -> None:
+        drawn.append(ctx.random())
+        if len(drawn) == 1:
+            raise ValueError("not yet")
+
+    @workflow("w")
+    def wf(ctx: WorkflowContext):
+        ctx.random()
+        for name in "ab":
+            yield step(name).python(int).with_rollback(undo, retry=Retry(2, backoff=0))
+        raise WorkflowError("enough")
+
+    with pytest.raises(WorkflowError):
+        verbs.run(wf, store=store, run_id="r")
+    first, again, other = drawn
+    assert first == again != other
+
+
+@pytest.mark.parametrize("where", ["function", "predicate"])
+def test_only_the_code_draws_from_its_own_context(verbs, store, where):
+    @workflow("w")
+    def wf(ctx: WorkflowContext):
+        if where == "function":
+            return (yield step("s").python(verbs.node(lambda: ctx.random())).as_result())
+        return (yield branch("s", (lambda other: ctx.random() < 2, step("yes").python(int))).as_result())
+
+    told = verbs.run(wf, store=store, run_id="r")
+    assert "milepost.errors.OptionError" == told.error_type
+    assert "outside that code, in run 'r'" in told.error
+    assert "call current().random()" in told.error
 
 
 def test_the_code_knows_that_it_is_replayed_until_it_has_asked_for_all_that_it_asked_for_before(verbs, store, switch):

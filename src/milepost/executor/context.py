@@ -303,10 +303,12 @@ class Context(Generic[DepsT]):
         if self._random is None:
             import random  # here, as few nodes need it
 
-            entropy = self._scope.entropy if self._source is None else self._source.entropy
-            seed = f"{entropy or ''}{self.idempotency_key}"
-            self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+            self._random = random.Random(self._seed())  # noqa: S311 - repeatable on purpose
         return self._random
+
+    def _seed(self) -> str:
+        entropy = self._scope.entropy if self._source is None else self._source.entropy
+        return f"{entropy or ''}{self.idempotency_key}"
 
     def tag(self, key: str, value: str) -> None:
         """Add a tag to the run; it is written with this visit's checkpoint.

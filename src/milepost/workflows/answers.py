@@ -273,9 +273,8 @@ def _ask_on_error(run: StepRun, step: Step[Any], step_id: str, frame: Frame, fai
         raise non_determinism(run.run_id, frame.position - 1, f"step {step_id!r} with an on_error", repr(step))
     refuse_async(run, handler, step_id)
     try:
-        other = yield Call(
-            handler, (frame.context, failed), frame.context, is_async(handler), is_quick=not is_async(handler)
-        )
+        view = frame.context.view_for("on_error", step_id)
+        other = yield Call(handler, (view, failed), view, is_async(handler), is_quick=not is_async(handler))
         if not isinstance(other, Step):
             raise TypeError(f"on_error of step {step_id!r} gave {shown(other)} instead of a step")
     except AsyncNodeError:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from milepost.executor.context import Context, RunScope
+from milepost.errors import OptionError
+from milepost.executor.context import Context, RunScope, current_context
 from milepost.model.results import SkipMarker, StepResult
 
 if TYPE_CHECKING:
@@ -21,10 +22,11 @@ else:
 class WorkflowContext(Context[DepsT]):
     """The first parameter of a workflow, if it is annotated so, and an argument of predicates, handlers and rollbacks.
 
-    `now()`, `random()` and `uuid4()` give the same values again when the code runs again on a resume.
+    `now()`, `random()` and `uuid4()` give the same values again when the code runs again on a resume. Each predicate,
+    handler and rollback draws numbers of its own, because a replay calls some of them again and others not.
     """
 
-    __slots__ = ("_config", "_inputs", "_is_replaying", "_results", "_version")
+    __slots__ = ("_config", "_draws_for", "_inputs", "_is_replaying", "_results", "_version")
 
     def __init__(
         self,
@@ -44,6 +46,23 @@ class WorkflowContext(Context[DepsT]):
         self._config = {} if config is None else config
         self._version = version
         self._is_replaying = is_replaying
+        self._draws_for = ""
+        """The predicate, handler or rollback that this view is for; "" for the code itself."""
+
+    def view_for(self, role: str, step_id: str) -> WorkflowContext[DepsT]:
+        """Return a view for a predicate, handler or rollback of a step, with random numbers of its own."""
+        view: WorkflowContext[DepsT] = WorkflowContext(
+            self._scope,
+            self._node_id,
+            self._followed_at,
+            inputs=self._inputs,
+            results=self._results,
+            config=self._config,
+            version=self._version,
+            is_replaying=self._is_replaying,
+        )
+        view._source, view._draws_for = self._source, f"{role} of {step_id}"
+        return view
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -79,6 +98,20 @@ class WorkflowContext(Context[DepsT]):
         """Return whether that step has ended by being skipped."""
         result = self._results.get(name)
         return result is not None and isinstance(result.output, SkipMarker)
+
+    def _numbers(self) -> Any:
+        caller = current_context.get(None)
+        if not self._draws_for and caller not in (None, self) and getattr(caller, "_scope", None) is self._scope:
+            raise OptionError(
+                f"random() or uuid4() of the context of a workflow's code was called outside that code, in run "
+                f"{self.run_id!r}, where a replay does not draw the number again: call current().random() or "
+                f"current().uuid4() there",
+                option="ctx",
+            )
+        return super()._numbers()
+
+    def _seed(self) -> str:
+        return f"{super()._seed()}{self._draws_for}"
 
     @property
     def logger(self) -> logging.LoggerAdapter[Any]:

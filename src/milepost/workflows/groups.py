@@ -87,10 +87,11 @@ class PartsVisit(UnitVisit):
         self.is_open = False
         """True after the event of its beginning and before the event of its end."""
 
-    def _decide(self, fn: Callable[..., Any], *args: Any) -> Routine[Any]:
-        """Call user code that decides something."""
-        refuse_async(self.run, fn, self.node_id)
-        return (yield Call(fn, args, self.frame.context, is_async(fn), is_quick=not is_async(fn)))
+    def _decide(self, predicate: Callable[..., Any], role: str) -> Routine[Any]:
+        """Call a predicate of the step."""
+        refuse_async(self.run, predicate, self.node_id)
+        view = self.frame.context.view_for(role, self.node_id)
+        return (yield Call(predicate, (view,), view, is_async(predicate), is_quick=not is_async(predicate)))
 
     # -- work that is made of other steps ----------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class PartsVisit(UnitVisit):
         run = self.run
         for index, (predicate, _) in enumerate(work.options):
             try:
-                verdict = yield from self._decide(predicate, self.frame.context)
+                verdict = yield from self._decide(predicate, f"option {index}")
             except AsyncNodeError:
                 raise
             except Exception as exc:

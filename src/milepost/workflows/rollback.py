@@ -101,7 +101,7 @@ class RollbackVisit(UnitVisit):
 
     def call(self, context: Context[Any], limit: float | None) -> Call:
         """Call the rollback with the context of the workflow and, if it takes two arguments, with the step's output."""
-        undo, ctx = self.undo, self.undo.frame.context
+        undo, ctx = self.undo, self.undo.frame.context.view_for("rollback", self.undo.step_id)
         own = UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
         # A fork of a run copies its steps. Such a step was done once, so its rollback has the same key in every run.
         own._source = self.source

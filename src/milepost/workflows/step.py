@@ -208,7 +208,7 @@ class StepVisit(PartsVisit):
         run.enter(self.node_id)
         assert self.mods.when is not None
         try:
-            verdict = yield from self._decide(self.mods.when, self.frame.context)
+            verdict = yield from self._decide(self.mods.when, "when")
         except AsyncNodeError:
             raise
         except Exception as exc:
