@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from milepost import (
+    END,
     Context,
+    Graph,
     Retry,
+    RunSuspended,
     SkipMarker,
     StepError,
     WorkflowContext,
@@ -241,6 +244,68 @@ def test_tags_of_the_code_and_of_steps_are_written_with_the_next_record(verbs, s
     seen: list[Any] = []
     verbs.run(wf, store=store, run_id="r", tags={"call": "0"})
     assert {"call": "0", "code": "2", "step": "1", "inner": "3"} == seen[0]
+
+
+@workflow("waits")
+def waits(ctx: WorkflowContext):
+    ctx.tag("inside", "1")
+    yield step("wait").wait_for("go")
+
+
+@workflow("fails")
+def fails(ctx: WorkflowContext):
+    ctx.tag("inside", "1")
+    yield step("bad").python(fail)
+
+
+@workflow("ends")
+def ends(ctx: WorkflowContext):
+    yield step("a").python(int)
+    ctx.tag("inside", "1")
+
+
+@workflow("does nothing")
+def does_nothing(ctx: WorkflowContext):
+    ctx.tag("inside", "1")
+    return
+    yield
+
+
+@pytest.mark.parametrize("inner", [waits, fails, ends, does_nothing], ids=lambda flow: flow.name)
+def test_tags_of_a_sub_workflow_are_written_with_the_next_record_whatever_that_is(verbs, store, inner):
+    @workflow("w")
+    def wf():
+        yield step("s").subworkflow(inner)
+        raise WorkflowError("enough")
+
+    with pytest.raises((RunSuspended, StepError, WorkflowError)):
+        verbs.run(wf, store=store, run_id="r")
+    assert {"inside": "1"} == dict(store.get_run("r").info.tags)
+
+
+def test_tags_of_the_code_are_written_with_the_first_record_of_a_graph_inside(verbs, store):
+    graph = Graph(dict).add_node("a", dict).add_node("b", lambda state: seen.append(store.get_run("r").info.tags) or {})
+    graph = graph.add_edge("a", "b").add_edge("b", END).set_entry("a").compile("g")
+
+    @workflow("w")
+    def wf(ctx: WorkflowContext):
+        ctx.tag("code", "1")
+        yield step("s").subworkflow(graph, {})
+
+    seen: list[Any] = []
+    verbs.run(wf, store=store, run_id="r")
+    assert [{"code": "1"}] == seen
+
+
+def test_tags_of_a_rollback_are_written_with_its_record(verbs, store):
+    @workflow("w")
+    def wf():
+        yield step("a").python(int).with_rollback(lambda ctx: (ctx.tag("ctx", "1"), current().tag("current", "2")))
+        raise WorkflowError("enough")
+
+    with pytest.raises(WorkflowError):
+        verbs.run(wf, store=store, run_id="r")
+    assert {"ctx": "1", "current": "2"} == dict(store.get_run("r").info.tags)
 
 
 def test_the_tags_of_a_failed_attempt_are_not_written(verbs, store, work):

@@ -120,6 +120,7 @@ class NullJournal:
         "options",
         "owed",
         "run_id",
+        "tags",
         "token",
     )
 
@@ -152,6 +153,8 @@ class NullJournal:
         """For each step that runs a flow which has recorded nothing yet, the record that goes before its first one."""
         self._ahead: dict[Record, PendingRecord] = {}
         """The records of beginnings that were made for the next write."""
+        self.tags: dict[str, str] = {}
+        """The tags that the next write adds to the run's. The contexts of a workflow's code share this dict."""
 
     # -- making records ------------------------------------------------------------------------------
 
@@ -419,7 +422,9 @@ class Journal(NullJournal):
         tags: dict[str, str] | None = None,
         statements: tuple[Statement, ...] = (),
     ) -> Routine[None]:
-        """Append records and act on the verdict. Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
+        """Append records, with `tags` and those that wait, and act on the verdict.
+
+        Raises `CheckpointWriteError`, `LeaseLost` or `RunCancelled`.
 
         With statements it may also raise `StatementError`. Then nothing is written and the numbers are free again: a
         branch draws them while it is `Alone`.
@@ -432,17 +437,21 @@ class Journal(NullJournal):
             records = tuple(sorted((*ahead, *records), key=attrgetter("sequence")))
         if records and records[-1].sequence > self._given:
             self._given = records[-1].sequence
+        waiting = dict(self.tags) if self.tags else None
+        if waiting:
+            self.tags.clear()
+            tags = {**waiting, **(tags or {})}
         try:
             verdict = yield Write(self._store, Append(self.token, records, release, tags, statements))
         except StatementError:
             self._take_back(generation)
-            self._begin_later(ahead)
+            self._write_later(ahead, waiting)
             raise
         except Exception as exc:
             # This comes first: while the journal is read, no branch may hand in a number after one that was not written.
             self._take_back(generation)
             if not (yield from self._was_written(records)):
-                self._begin_later(ahead)
+                self._write_later(ahead, waiting)
                 raise self._unwritten(records, exc) from exc
             self._given = max(self._given, self._taken_back)
         else:
@@ -468,9 +477,11 @@ class Journal(NullJournal):
             self._generation += 1
             self._taken_back, self._given = self._given, self._sequence
 
-    def _begin_later(self, ahead: Mapping[Record, PendingRecord]) -> None:
-        """Keep the beginnings that were not written for the next record inside them."""
+    def _write_later(self, ahead: Mapping[Record, PendingRecord], waiting: Mapping[str, str] | None) -> None:
+        """Keep beginnings that were not written for the next record inside them, and tags for the next write."""
         self.beginnings.update({draft.step_id: draft for draft in ahead.values()})
+        if waiting:
+            self.tags.update({**waiting, **self.tags})
 
     def _was_written(self, records: tuple[Record, ...]) -> Routine[bool]:
         """Return whether an append with an unknown outcome took effect.

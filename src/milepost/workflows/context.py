@@ -61,7 +61,7 @@ class WorkflowContext(Context[DepsT]):
             version=self._version,
             is_replaying=self._is_replaying,
         )
-        view._source, view._draws_for = self._source, f"{role} of {step_id}"
+        view._source, view._tags, view._draws_for = self._source, self._tags, f"{role} of {step_id}"
         return view
 
     @property
@@ -129,7 +129,7 @@ class WorkflowContext(Context[DepsT]):
             super().emit(name, data)
 
     def tag(self, key: str, value: str) -> None:
-        """Add a tag to the run; it is written with the next step's record."""
+        """Add a tag to the run; it is written with the run's next record."""
         if not self._is_replaying:
             super().tag(key, value)
 

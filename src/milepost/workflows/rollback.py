@@ -105,6 +105,7 @@ class RollbackVisit(UnitVisit):
         own = UndoContext(context._scope, context.node_id, context.visit, context.attempt, context._followed_at, limit)
         # A fork of a run copies its steps. Such a step was done once, so its rollback has the same key in every run.
         own._source = self.source
+        own._tags = context._tags = {}  # those of the attempt
         return Call(undo.fn, (ctx, undo.output) if self.takes_output else (ctx,), own, is_async(undo.fn), limit)
 
     def check(self, returned: Any) -> None:
@@ -113,6 +114,7 @@ class RollbackVisit(UnitVisit):
 
     def save(self, outcome: AttemptOutcome) -> Routine[None]:
         """Record that the step is undone."""
+        self.run.keep_tags(outcome.context)
         return _note(self.run, self.node_id, None, {})
 
     def give_up(self, outcome: AttemptOutcome) -> Exception:

@@ -74,6 +74,7 @@ from milepost.workflows.steps import Named, Step
 from milepost.workflows.visiting import StepFailed, answer_of, encoded_output
 
 if TYPE_CHECKING:
+    from milepost.executor.context import Context
     from milepost.model.events import Event
     from milepost.model.info import Wait
 
@@ -122,6 +123,7 @@ class Frame:
             version=run.version,
             is_replaying=bool(self.roots),
         )
+        self.context._tags = run.journal.tags
         if begun is not None:
             self._draw(run, begun.fields)
 
@@ -603,8 +605,8 @@ class StepRun(Run):
 
         Records that fail to be written join the next write.
 
-        `at` is the time of the records, if it was taken before. `tags` go with this write, beside those that wait for the
-        next one. With statements the records are written now or not at all: `StatementError` leaves everything as it was.
+        `at` is the time of the records, if it was taken before. `tags` go with this write, beside those that wait in the
+        journal. With statements the records are written now or not at all: `StatementError` leaves everything as it was.
         """
         if statements:
             yield Alone()
@@ -615,13 +617,10 @@ class StepRun(Run):
         waiting, self.unsaved = (*before, *drafts) if before else drafts, ()
         journal = self.journal
         records = tuple([journal.make_at(now, *draft) for draft in waiting])
-        held = self._take_tags()
         try:
-            yield from journal.write(records, release, {**(held or {}), **tags} if tags else held, statements)
+            yield from journal.write(records, release, tags, statements)
         except StatementError:
             self.unsaved = before
-            if self.root is not None:
-                self.root.context._tags = held
             raise
         except RunCancelled as exc:
             if release is not None or not drafts or drafts[-1].kind != CHECKPOINT:
@@ -646,11 +645,9 @@ class StepRun(Run):
                     yield announce_checkpoint(self, written)
         return (records[-1].sequence if records else journal.sequence), now
 
-    def _take_tags(self) -> dict[str, str] | None:
-        if self.root is None or not self.root.context._tags:
-            return None
-        tags, self.root.context._tags = self.root.context._tags, None
-        return tags
+    def keep_tags(self, context: Context[Any]) -> None:
+        """Keep the tags of a call that succeeded for the next write."""
+        self.journal.tags.update(context._tags or {})
 
     def _finish(self, output: Any) -> Routine[None]:
         """Record the output of the workflow. An output that cannot be recorded fails it."""

@@ -347,7 +347,7 @@ class StepVisit(PartsVisit):
         (output, data), context, statements = outcome.value, outcome.context, outcome.statements
         self.tried = context.attempt
         if isinstance(data, SerializeStateError):
-            _carry_tags(self.run, context)
+            self.run.keep_tags(context)
             yield from self._unencoded(data)
         elif statements:
             # If they fail, the tags of the attempt are dropped with them.
@@ -355,7 +355,7 @@ class StepVisit(PartsVisit):
                 output, "succeeded", self.begun_at, data, statements=statements, tags=context._tags
             )
         else:
-            _carry_tags(self.run, context)
+            self.run.keep_tags(context)
             self.done = yield from self._complete(output, "succeeded", self.begun_at, data)
 
     def _has_begun(self) -> bool:
@@ -520,7 +520,6 @@ class StepVisit(PartsVisit):
             outcome,
             self.tried,
         )
-        _carry_tags(run, self.frame.context)
         undoes = mods.rollback is not None and outcome in ("succeeded", "recovered")
         if not run.is_recorded:
             sequence, now = run.journal.next_number(), format_time(run.options.clock.time())
@@ -602,11 +601,3 @@ def _cause_text(cause: BaseException) -> str:
     # Only the text is the same live and on a replay. It names the innermost step already.
     line = first_line(cause)
     return line[max(0, line.find(f"step {cause.node_id!r}"[:-1] + "/")) :]
-
-
-def _carry_tags(run: StepRun, context: Context[Any]) -> None:
-    """Move tags that code below the run's own has added to the run's next write."""
-    if context._tags is None or run.root is None or context is run.root.context:
-        return
-    added, context._tags = context._tags, None
-    run.root.context._tags = {**(run.root.context._tags or {}), **(added or {})}
