@@ -26,12 +26,13 @@ from milepost import (
     Workflow,
     WorkflowContext,
     WorkflowEngine,
+    WorkflowError,
     step,
     workflow,
 )
 from milepost.adapters.user_stores import adapted
 from milepost.errors import OptionError, ResultNotReadyError, StoreClosedError
-from milepost.events import StepCompleted, WorkflowCompleted, WorkflowStarted
+from milepost.events import RunBlocked, StepCompleted, WorkflowCompleted, WorkflowStarted
 
 Log = list[str]
 
@@ -148,6 +149,33 @@ async def test_run_and_its_twin_give_a_result_whatever_becomes_of_the_workflow(
         await call(n=2, run_id="r", if_exists="resume")
     with pytest.raises(TypeError, match="its inputs are: n"):
         await call(m=1)
+
+
+@pytest.mark.parametrize("verb", ["run", "arun", "execute", "execute up to its last event"])
+async def test_a_workflow_that_a_bug_holds_is_a_result(engine: WorkflowEngine, verb: str) -> None:
+    @workflow("buggy")
+    def buggy() -> Steps[int]:
+        done = yield step("a").python(int)
+        return [][done] if bugs else done
+
+    bugs = ["here"]
+    if verb == "run":
+        await asyncio.to_thread(engine.run, buggy, run_id="r")
+    elif verb == "arun":
+        await engine.arun(buggy, run_id="r")
+    else:
+        execution = engine.execute(buggy, run_id="r")
+        async for event in execution:
+            if verb != "execute" and isinstance(event, RunBlocked):
+                break
+        await execution.aclose()
+    result = engine.get_result()
+    assert ("r", False, "blocked", 1) == (result.run_id, result.success, result.status, len(result.step_results))
+    with pytest.raises(WorkflowError, match="list index out of range"):
+        result.unwrap()
+    bugs.clear()
+    await events_of(engine.resume(buggy, "r"))
+    assert 0 == engine.get_result("r").unwrap()
 
 
 @pytest.mark.parametrize("verb", ["run", "arun", "execute"])

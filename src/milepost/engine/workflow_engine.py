@@ -21,7 +21,7 @@ from milepost.errors import MilepostError, ResultNotReadyError, RunSuspended, sh
 from milepost.executor.checks import ResumeRequest
 from milepost.model.events import Event, Hook
 from milepost.model.ids import Clock
-from milepost.model.lifecycle import WorkflowCompleted
+from milepost.model.lifecycle import RunBlocked, WorkflowCompleted
 from milepost.model.results import WorkflowResult
 from milepost.options import EngineOptions, merge_options
 from milepost.store import ENDED
@@ -44,8 +44,9 @@ class WorkflowEngine:
 
     None: `.milepost/checkpoints/` in the working directory of that moment. `config` is `ctx.config` of its workflows.
     The other arguments are those of `Engine`, which is there as `engine` with all its verbs. A workflow that fails is a
-    result with `success=False` here, and one that waits a result with status `waiting`. A refusal before the first
-    step, a lost lease, a cancel and an interruption are raised.
+    result with `success=False` here; one that a bug in its code holds is one too, with status `blocked`, and one that
+    waits is a result with status `waiting`. A refusal before the first step, a lost lease, a cancel and an interruption
+    are raised.
     """
 
     def __init__(
@@ -105,7 +106,8 @@ class WorkflowEngine:
         """Run a workflow and iterate over its events with `async for`.
 
         Inputs are given by position, by name, or as `inputs={...}`. The first event has the run's id. A workflow
-        that fails ends with a `WorkflowCompleted` whose `success` is False.
+        that fails ends with a `WorkflowCompleted` whose `success` is False, one that a bug in its code holds with a
+        `RunBlocked`.
         """
         job, given = self.engine._job_to_start(wf, args, _one(run_id, workflow_id), _with(inputs, options))
         return Execution(self, job, given)
@@ -169,11 +171,14 @@ class WorkflowEngine:
         return self.keep(result)
 
     def _failed(self, job: Job, exc: MilepostError) -> WorkflowResult[Any]:
-        """Return the result of a workflow that failed. Raises any error that is no failure of the workflow itself."""
+        """Return the result of a workflow that failed or is held. Raises any error that is not of the workflow itself."""
         run = job.run
-        if not isinstance(run, StepRun) or run.status != "failed":
+        if isinstance(run, StepRun) and run.status == "failed":
+            return run.result_of(None, exc)
+        held = _of_bug(job)
+        if held is None:
             raise exc
-        return run.result_of(None, exc)
+        return held
 
     def keep(self, result: WorkflowResult[R]) -> WorkflowResult[R]:
         """Keep the result of an execution for `get_result`."""
@@ -275,18 +280,26 @@ async def _events_of_job(
     events = job.astream(given)
     try:
         async for event in events:
-            if isinstance(event, WorkflowCompleted):
-                result = _of_ending(event.result)
+            if isinstance(event, (WorkflowCompleted, RunBlocked)):
+                result = _of_ending(event.result) if isinstance(event, WorkflowCompleted) else _of_bug(job)
                 if result is not None:
                     engine.keep(result)
             yield event
     except (MilepostError, RunSuspended):
-        if result is None or result.status not in {"failed", "waiting"}:
+        if result is None or result.status not in {"failed", "waiting", "blocked"}:
             raise
     finally:
         await cast("Any", events).aclose()
         if opened is not None:
             await asyncio.to_thread(opened.close)
+
+
+def _of_bug(job: Job) -> WorkflowResult[Any] | None:
+    """Return the result of a call that has met a bug in the workflow's code, which holds the run; else None."""
+    run = job.run
+    if isinstance(run, StepRun) and run.held is not None and run.status == "blocked":
+        return run.result_of(None, run.held)
+    return None
 
 
 def _of_ending(result: WorkflowResult[Any]) -> WorkflowResult[Any] | None:
