@@ -869,6 +869,20 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
             raise OptionError("a bound flow has its inputs already: leave them out", option="inputs")
         return self._inputs((), named, inputs), options
 
+    def _job(
+        self,
+        store: AnyStore | None,
+        run_id: str | None,
+        options: Mapping[str, Any],
+        request: ResumeRequest | None = None,
+    ) -> Job:
+        if request is None:
+            return super()._job(store, run_id, options)
+        inputs, options = self._split_of_resume(options, None)
+        job = super()._job(store, run_id, options, request)
+        job.run.given = inputs
+        return job
+
     @overload
     def run(
         self, *args: Any, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from milepost import Engine, Graph, MemoryCheckpointStore, MemoryStore, Steps, WorkflowEngine, step, workflow
+from milepost import (
+    Engine,
+    Graph,
+    InputMismatchError,
+    MemoryCheckpointStore,
+    MemoryStore,
+    StepError,
+    Steps,
+    WorkflowEngine,
+    step,
+    workflow,
+)
 from milepost.errors import OptionError, StateTypeError
 
 
@@ -27,6 +39,8 @@ def count(order: Order) -> Order:
 
 def written(what: str, times: int) -> str:
     ran.append(what)
+    if times < 0:
+        raise ValueError("fewer than none")
     return what * times
 
 
@@ -75,6 +89,34 @@ async def test_inputs_go_by_position_in_the_twins_too() -> None:
     assert "presspress" == [event async for event in workflows.execute(buying, "press", 2)][-1].result.output
     assert "presspress" == [event async for event in buying.astream("press", 2)][-1].result.output
     assert "presspress" == [event async for event in engine.astream(buying, "press", 2)][-1].result.output
+
+
+AGAIN: dict[str, Callable[..., Any]] = {
+    "resume": lambda store, given: buying.resume(store, "r", **given),
+    "aresume": lambda store, given: asyncio.run(buying.aresume(store, "r", **given)),
+    "retry": lambda store, given: buying.retry(store, "r", **given),
+    "aretry": lambda store, given: asyncio.run(buying.aretry(store, "r", **given)),
+    "resume_stream": lambda store, given: [*buying.resume_stream(store, "r", **given)],
+    "the engine's resume": lambda store, given: Engine(store, flows=[buying]).resume(buying, "r", **given),
+}
+"""Ways to go on with a run of the workflow, with inputs to compare."""
+
+
+@pytest.mark.parametrize("way", AGAIN)
+@pytest.mark.parametrize("wrap", [dict, lambda **inputs: {"inputs": inputs}], ids=["by name", "inputs="])
+def test_inputs_by_name_are_compared_where_a_run_goes_on(way: str, wrap: Callable[..., Any]) -> None:
+    store = MemoryStore()
+    with pytest.raises(StepError, match="fewer than none"):
+        buying.run("press", -1, store=store, run_id="r")
+    with pytest.raises(StepError, match="fewer than none"):
+        AGAIN[way](store, wrap(what="press", times=-1))
+    with pytest.raises(InputMismatchError, match=r'recorded "press", given "pen"'):
+        AGAIN[way](store, wrap(what="pen", times=-1))
+
+
+def test_a_word_that_is_given_is_not_offered_as_its_own_correction() -> None:
+    with pytest.raises(OptionError, match=r"^no option is called 'inputs': the names of all options are"):
+        orders.resume(MemoryStore(), "r", inputs={})
 
 
 def test_inputs_do_not_go_by_position_where_a_run_goes_on() -> None:
