@@ -28,7 +28,7 @@ from milepost import (
     workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
-from milepost.errors import DeserializeStateError, GraphError, OptionError, SignalRefusedError
+from milepost.errors import DeserializeStateError, GraphError, OptionError, SignalRefusedError, WorkflowHeldError
 from milepost.events import RunWaiting
 from milepost.testing import FakeClock
 
@@ -1179,6 +1179,40 @@ def test_the_timeout_of_a_step_is_that_of_its_wait(verbs, engine, clock):
     assert "waiting" == verbs.run(engine, asking, run_id="r", full=True).status
     clock.advance(6)
     assert verbs.resume(engine, asking, "r") is True
+
+
+@workflow("waits inside")
+def waits_inside():
+    yield step("w").wait_for("go", timeout=5)
+
+
+waiting_graph = Graph(dict).add_timer("w", duration=5).add_edge("w", END).set_entry("w").compile("waits")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda x: x.parallel([step("w").wait_for("go")]),
+        lambda x: x.branch((lambda ctx: True, step("w").sleep(5))),
+        lambda x: x.subworkflow(waits_inside),
+        lambda x: x.subworkflow(waiting_graph, {}),
+        lambda x: x.parallel([step("y").parallel([step("w").wait_for("go")])]).as_result(),
+    ],
+    ids=["parallel", "branch", "workflow", "graph", "deeper"],
+)
+def test_a_wait_inside_a_step_with_a_timeout_holds_the_run_before_it_waits(verbs, engine, around):
+    @workflow("limited")
+    def limited():
+        yield around(step("x").timeout(50) if limits else step("x"))
+
+    limits = [True]
+    with pytest.raises(
+        WorkflowHeldError, match=r"waits inside a step with \.timeout\(\).* wait_for\(\.\.\., timeout=\)"
+    ):
+        verbs.run(engine, limited, run_id="r")
+    assert ("blocked", 0) == (status_of(engine.store), kinds(engine.store).count("wait"))
+    limits.clear()
+    assert "waiting" == verbs.resume(engine, limited, "r", full=True).status
 
 
 def test_a_resume_of_a_run_that_waits_carries_out_the_cancel_that_is_open(verbs, engine):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -23,6 +23,7 @@ from milepost.errors import (
     SerializeStateError,
     StateTypeError,
     StepError,
+    WorkflowError,
     shown,
 )
 from milepost.executor import waits as parking
@@ -107,6 +108,8 @@ class PartsVisit(UnitVisit):
         outer, self.ends_at = self.ends_at, _earlier(self.ends_at, mine)
         try:
             if isinstance(work, Waits):
+                if outer is not None:
+                    self._refuse_wait()
                 return (yield from parking.wait(run, work.within(self.mods.timeout), self.node_id, self.budget.visit))
             if isinstance(work, Spreads):
                 return (yield from self._spread(work))
@@ -125,6 +128,17 @@ class PartsVisit(UnitVisit):
             raise PartsFailed from AttemptTimedOut(self.mods.timeout, is_running=exc.is_running)
         finally:
             self.ends_at = outer
+
+    def _refuse_wait(self) -> NoReturn:
+        """Refuse to wait inside a step with a timeout: nothing would end that step while the run is parked."""
+        run = self.run
+        error = WorkflowError(
+            f"step {self.node_id!r} of run {run.run_id!r} waits inside a step with .timeout(), which ends nothing while the "
+            f"run is parked: leave it out, and limit a wait for a signal by its own wait_for(..., timeout=)",
+            run_id=run.run_id,
+        )
+        run.hold_on(self.frame, error)
+        raise error
 
     def _child_frame(self, followed: int = 0) -> Frame:
         """Return the frame of the children: with the time that is left for the step, and the record that they follow."""
@@ -320,6 +334,8 @@ class PartsVisit(UnitVisit):
         """Walk a graph below this step's id, from where its records end."""
         run, step_id, graph, state = self.run, self.node_id, work.flow, work.given
         refuse_async_nodes(run, graph, step_id)
+        if self.ends_at is not None and (graph.has_waits or graph.has_timers):
+            self._refuse_wait()
         recorded = run.recorded
         self.parts = [f"{step_id}/{node_id}" for node_id in graph.units]
         if not run.is_live:

@@ -393,7 +393,7 @@ class StepRun(Run):
                 try:
                     step = self._asked(frame, asked)
                 except (WorkflowError, DuplicateStepNameError) as exc:
-                    self._hold_on(frame, exc)
+                    self.hold_on(frame, exc)
                     raise
                 step_id = frame.prefix + step.name
                 failed = None
@@ -428,7 +428,7 @@ class StepRun(Run):
     def _fail_code(self, frame: Frame, end: BaseException) -> NoReturn:
         """Raise the error that the workflow fails with after its code has raised `end`."""
         if _is_bug(end, frame.flow.hold_on):
-            self._hold_on(frame, end)
+            self.hold_on(frame, end)
         if isinstance(end, Exception):
             self._check_used_up(frame, f"its end with {describe(end)}")
         elif error_of(end) is None:
@@ -444,7 +444,7 @@ class StepRun(Run):
             self._placed(end) if isinstance(end, (WorkflowError, DuplicateStepNameError)) else self._broken(frame, end)
         ) from end
 
-    def _hold_on(self, frame: Frame, bug: BaseException) -> None:
+    def hold_on(self, frame: Frame, bug: BaseException) -> None:
         """Raise `WorkflowHeldError` for a bug in the code, unless the run has no row that could say so."""
         if not self.is_recorded or not self.store.can_park or not frame.flow.hold_on:
             return

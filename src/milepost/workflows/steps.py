@@ -220,7 +220,11 @@ class StepDefinition:
         return cast("Self", self._with(retry=policy))
 
     def timeout(self, seconds: float | timedelta) -> Self:
-        """End an attempt after that long. For a wait for a signal this is the same as its own `timeout=`."""
+        """End an attempt after that long. For a wait for a signal this is the same as its own `timeout=`.
+
+        Inside a step of several steps that has one nothing may wait, because a run that is parked has no attempt that
+        could end: the run is held. Raises ValueError for a timer, whose end is known.
+        """
         limit = as_seconds(seconds, "timeout")
         if limit == 0:
             raise ValueError(f"timeout of step {self.name!r} must be more than 0 seconds")
@@ -241,6 +245,12 @@ class StepDefinition:
     def must_succeed(self) -> Self:
         """Let a group fail if one of its steps fails, after all its steps have ended."""
         return cast("Self", self._with(must_succeed=True))
+
+
+def _refuse_limit(name: str, work: Work, modifiers: Modifiers) -> None:
+    """Raise ValueError for a timer with a timeout."""
+    if modifiers.timeout is not None and isinstance(work, Waits) and work.signal is None:
+        raise ValueError(f"step {name!r} sleeps, and .timeout() does not end that: sleep for less, or leave it out")
 
 
 _set_name = vars(StepDefinition)["name"].__set__
@@ -425,13 +435,17 @@ class Named(StepDefinition, Generic[ElseT]):
 
     def sleep(self, duration: float | timedelta) -> Step[Reply[None] | ElseT]:
         """Park the run for `duration`, in seconds if it is a number."""
-        return Step(self.name, Waits(None, as_seconds(duration, "duration")), self.modifiers)
+        return self._timer(Waits(None, as_seconds(duration, "duration")))
 
     def sleep_until(self, when: datetime) -> Step[Reply[None] | ElseT]:
         """Park the run until `when`, an aware datetime."""
         if not isinstance(when, datetime) or when.tzinfo is None:
             raise ValueError(f"step {self.name!r} sleeps until a datetime with a zone, not {shown(when)}")
-        return Step(self.name, Waits(None, None, when), self.modifiers)
+        return self._timer(Waits(None, None, when))
+
+    def _timer(self, work: Waits) -> Step[Any]:
+        _refuse_limit(self.name, work, self.modifiers)
+        return Step(self.name, work, self.modifiers)
 
 
 class Step(StepDefinition, Generic[OutputT]):
@@ -446,6 +460,7 @@ class Step(StepDefinition, Generic[OutputT]):
         _set_work(self, work)
 
     def _copy(self, modifiers: Modifiers) -> Step[Any]:
+        _refuse_limit(self.name, self.work, modifiers)
         return Step(self.name, self.work, modifiers)
 
     @property
