@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from milepost import (
+    END,
     BranchResult,
+    Graph,
     Retry,
     RunNotResumableError,
     StepError,
@@ -351,6 +353,31 @@ def test_a_timeout_is_made_good_like_any_failure(verbs, medium, hurrying):
         ]
 
     assert ["TimeoutError", False, 4] == verbs.run(wf, store=store, run_id="r", clock=hurrying)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_time_of_a_step_ends_the_node_of_a_graph_inside_it(verbs, medium, hurrying, depth):
+    store, seen = medium.open(clock=hurrying), []
+    hang = hanging(verbs, hurrying, seen)
+
+    async def coroutine(state: dict[str, Any]) -> None:
+        await hang()
+
+    def plain(state: dict[str, Any]) -> None:
+        hang()
+
+    graph = Graph(dict).add_node("x", coroutine if verbs.has_coroutines else plain)
+    graph = graph.add_edge("x", END).set_entry("x").compile("g")
+    for _ in range(depth):
+        graph = Graph(dict).add_subgraph("s", graph).add_edge("s", END).set_entry("s").compile("outer")
+
+    @workflow("w")
+    def wf():
+        yield step("a").subworkflow(graph, {}).timeout(5)
+
+    with pytest.raises(StepError, match="step 'a' of run 'r' took longer than its timeout of 5 s"):
+        verbs.run(wf, store=store, run_id="r", clock=hurrying, run_timeout=8)
+    assert ["cancelled"] == seen
 
 
 @pytest.mark.parametrize("kind", ["parallel", "branch", "subworkflow"])

@@ -54,7 +54,7 @@ class NodeVisit(UnitVisit):
     def __init__(self, walker: Walker, unit: Unit, budget: AttemptBudget) -> None:
         policy = unit.retry or walker.options.retry
         super().__init__(walker.run, walker.prefix + unit.id, budget, walker.followed_at, policy, unit.timeout)
-        self.takes_statements = True
+        self.takes_statements, self.over_at = True, walker.ends_at
         self.walker = walker
         self.unit = unit
         self.more: tuple[Any, ...] = ()

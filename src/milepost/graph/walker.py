@@ -82,6 +82,7 @@ class Walker:
         "_given",
         "at",
         "encoder",
+        "ends_at",
         "flow",
         "followed_at",
         "is_next",
@@ -142,6 +143,8 @@ class Walker:
         self.stops: tuple[Stop, ...] = ()
         self.updates: list[Mapping[str, Any]] | None = None
         """The values that a branch's nodes returned for fields with a reducer; None if no join will need them."""
+        self.ends_at: float | None = None
+        """The time (monotonic seconds) at which the step of a workflow around this graph is over; None: never."""
         self.is_open = False
         """True while a node of this walker is being executed."""
         self.is_untold = False
@@ -211,6 +214,7 @@ class Walker:
         walker.trunk = self.sequence if self.is_root and not self.run.is_replayed else self.trunk
         walker.is_resuming = self.is_resuming
         walker.stops, walker.is_next, walker.not_before = self.stops, self.is_next, self.not_before
+        walker.ends_at = self.ends_at
         return walker
 
     def item_tally(self) -> RunCounters:

@@ -342,7 +342,7 @@ class PartsVisit(UnitVisit):
             check_waits(run, graph, recorded, prefix=f"{step_id}/")
             decode_inside(run, graph, recorded, run.progress.decoded, f"{step_id}/")
         walker = Walker(run, graph, f"{step_id}/")
-        walker.not_before = self.followed
+        walker.not_before, walker.ends_at = self.followed, self.ends_at
         walker.is_resuming = bool(recorded.children(step_id))
         # The numbers of visits go on after those of superseded visits.
         walker.tally.visits = run.progress.visits
