@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -95,6 +96,78 @@ def test_what_is_a_bug(verbs, store, log, bug):
     with pytest.raises(WorkflowHeldError):
         verbs.run(make(log, BUGS[bug]), store=store, run_id="r")
     assert "blocked" == store.get_run("r").info.status
+
+
+async def endless() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow("impatient")
+async def impatient() -> None:
+    async with asyncio.timeout(0):
+        await step("c").python(endless)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked"),
+    [
+        (0, lambda: step("c").python(endless)),
+        (None, lambda: step("c").subworkflow(impatient).as_result()),
+        (None, lambda: parallel("c", step("d").subworkflow(impatient), step("e").python(endless)).as_result()),
+    ],
+    ids=["step", "inside", "at once"],
+)
+def test_asyncio_timeout_around_a_step_is_a_bug(store, seconds, asked):
+    @workflow("w")
+    async def wf():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asked()
+
+    async def run() -> int:
+        with pytest.raises(
+            WorkflowHeldError, match=r"asyncio\.timeout\(\).*: say \.timeout\(seconds\) at the step instead"
+        ):
+            await wf.arun(store=store, run_id="r")
+        return asyncio.current_task().cancelling()
+
+    assert 0 == asyncio.run(run())
+    assert "bug" == store.get_run("r").info.blocked_by
+
+
+def test_asyncio_timeout_around_a_step_fails_a_workflow_that_nothing_holds(store):
+    @workflow("w", hold_on=())
+    async def wf():
+        async with asyncio.timeout(0):
+            await step("c").python(endless)
+
+    with pytest.raises(WorkflowError, match=r"say \.timeout\(seconds\) at the step instead$"):
+        asyncio.run(wf.arun(store=store, run_id="r"))
+    assert "failed" == store.get_run("r").info.status
+
+
+def test_asyncio_timeout_around_a_run_interrupts_it(store):
+    @workflow("w")
+    async def wf():
+        async with asyncio.timeout(3600):
+            await step("c").python(endless)
+
+    async def run() -> None:
+        async with asyncio.timeout(0):
+            await wf.arun(store=store, run_id="r")
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
+    assert "interrupted" == store.get_run("r").info.status
+
+
+def test_a_group_of_errors_is_a_bug_if_each_of_them_is_one(verbs, store, log):
+    bugs, mixed = [TypeError("no"), KeyError("no")], [TypeError("no"), ValueError("no")]
+    with pytest.raises(WorkflowHeldError):
+        verbs.run(make(log, raising(ExceptionGroup("all", bugs))), store=store, run_id="r")
+    with pytest.raises(WorkflowError, match="failed: ExceptionGroup: some"):
+        verbs.run(make(log, raising(ExceptionGroup("some", mixed))), store=store, run_id="r2")
+    assert ["blocked", "failed"] == [store.get_run(run_id).info.status for run_id in ("r", "r2")]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,16 @@ def is_cancellation(end: BaseException) -> bool:
     return asyncio is not None and isinstance(end, asyncio.CancelledError)
 
 
+def cancels_of_task() -> int:
+    """Return how many cancels of the asyncio task around the caller stand; 0 outside a task. It imports no asyncio."""
+    tasks = sys.modules.get("asyncio.tasks")
+    try:
+        task = None if tasks is None else tasks.current_task()
+    except RuntimeError:  # no loop runs here
+        return 0
+    return 0 if task is None else task.cancelling()
+
+
 def error_of(end: BaseException) -> RuntimeError | None:
     """Make the error that stands for an `end` that user code raised by itself; None if `end` keeps its own meaning."""
     if isinstance(end, GeneratorExit):

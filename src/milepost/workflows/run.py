@@ -48,12 +48,14 @@ from milepost.executor.history_reader import newest_renames, read_history
 from milepost.executor.history_values import PendingRecord
 from milepost.executor.run import Run, complete
 from milepost.model.failure import (
+    cancels_of_task,
     causes_of,
     contained,
     describe,
     error_of,
     failure_fields,
     first_line,
+    is_cancellation,
     place,
     raised_here,
     recorded_step_error,
@@ -323,6 +325,7 @@ class StepRun(Run):
     def whole(self, inputs: Mapping[str, Any]) -> Routine[Any]:
         """Play the run's own code, and record how it ended."""
         frame = self.root = Frame(self, self.flow, "", inputs, None)
+        cancels = cancels_of_task()
         try:
             output = yield from self.play(frame)
             yield from self.live()
@@ -330,12 +333,27 @@ class StepRun(Run):
         except (parking.Parked, GeneratorExit):
             raise
         except BaseException as exc:
+            if is_cancellation(exc) and cancels_of_task() <= cancels:
+                exc = self._cancelled_inside(frame)
             cancelled = self._cancelled_by(exc)
             if cancelled is None and self._is_refusal(exc):
                 raise
             yield from self.live()
             raise (yield from self._fail(cancelled or exc)) from getattr(exc, "__cause__", None)
         return output
+
+    def _cancelled_inside(self, frame: Frame) -> WorkflowError:
+        """Return the error for a cancel that the workflow's code itself has caused, and taken back as it was closed."""
+        bug = WorkflowError(
+            f"asyncio.timeout(), or something like it, cancelled a step of run {self.run_id!r}: say .timeout(seconds) at the "
+            f"step instead",
+            run_id=self.run_id,
+        )
+        try:
+            self.hold_on(frame, bug)
+        except WorkflowHeldError as held:
+            return held
+        return bug
 
     def _cancelled_by(self, exc: BaseException) -> RunCancelled | None:
         """Return the cancel that ended a call in flight, or None. The steps before that call are still undone."""
@@ -789,11 +807,13 @@ def _ends_run(error: BaseException) -> bool:
 def _is_bug(end: BaseException, kinds: tuple[type[Exception], ...]) -> bool:
     """Return whether `end`, which the code of a workflow raised between its steps, is a bug.
 
-    It is one of a class in `kinds`, or what this library refuses to that code. An error that the code raises from the
-    failure of a step is its own.
+    It is one of a class in `kinds`, or what this library refuses to that code, or a group of such errors alone. An error
+    that the code raises from the failure of a step is its own.
     """
     if isinstance(end, (WorkflowError, StepError)) or not isinstance(end, Exception):
         return False
+    if isinstance(end, ExceptionGroup):
+        return all(_is_bug(error, kinds) for error in end.exceptions)
     if any(isinstance(cause, StepError) for cause in causes_of(end)):
         return False
     return isinstance(end, kinds) or raised_here(end)
