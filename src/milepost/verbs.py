@@ -883,6 +883,61 @@ class InputVerbs(Verbs[R, "WorkflowResult[R]"]):
         job.run.given = inputs
         return job
 
+    if TYPE_CHECKING:
+        # The verbs of `Verbs`, which take inputs beside the options here.
+
+        @overload
+        def resume(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[False] = ..., **options: Any,
+        ) -> R: ...  # fmt: skip
+        @overload
+        def resume(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[True], **options: Any,
+        ) -> WorkflowResult[R]: ...  # fmt: skip
+        def resume(self, store: AnyStore, run_id: str, **options: Any) -> Any:
+            """Go on with a run, as `Verbs.resume` does. Inputs are compared with those that the run began with."""
+
+        @overload
+        async def aresume(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[False] = ..., **options: Any,
+        ) -> R: ...  # fmt: skip
+        @overload
+        async def aresume(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[True], **options: Any,
+        ) -> WorkflowResult[R]: ...  # fmt: skip
+        async def aresume(self, store: AnyStore, run_id: str, **options: Any) -> Any:
+            """Await the run: the async form of `resume`."""
+
+        @overload
+        def retry(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[False] = ..., **options: Any,
+        ) -> R: ...  # fmt: skip
+        @overload
+        def retry(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[True], **options: Any,
+        ) -> WorkflowResult[R]: ...  # fmt: skip
+        def retry(self, store: AnyStore, run_id: str, **options: Any) -> Any:
+            """Run the failed part again, as `Verbs.retry` does. Inputs are compared with those that the run began with."""
+
+        @overload
+        async def aretry(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[False] = ..., **options: Any,
+        ) -> R: ...  # fmt: skip
+        @overload
+        async def aretry(
+            self, store: AnyStore, run_id: str, *, inputs: Mapping[str, Any] | None = ...,
+            full: Literal[True], **options: Any,
+        ) -> WorkflowResult[R]: ...  # fmt: skip
+        async def aretry(self, store: AnyStore, run_id: str, **options: Any) -> Any:
+            """Await the run: the async form of `retry`."""
+
     @overload
     def run(
         self, *args: Any, store: AnyStore | None = ..., run_id: str | None = ..., inputs: Mapping[str, Any] | None = ...,

@@ -379,6 +379,8 @@ assert_type(order.run(cents=1, full=True), WorkflowResult[Receipt])
 assert_type(order.resume(MemoryStore(), "r1"), Receipt)
 assert_type(order.resume(MemoryStore(), "r1", full=True), WorkflowResult[Receipt])
 assert_type(order.retry(MemoryStore(), "r1", full=True), WorkflowResult[Receipt])
+assert_type(order.resume(MemoryStore(), "r1", total=1), Receipt)
+assert_type(order.retry(MemoryStore(), "r1", inputs={"total": 1}, full=True), WorkflowResult[Receipt])
 assert_type(order.stream(cents=1), Iterator[Event])
 
 
