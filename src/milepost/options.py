@@ -96,6 +96,7 @@ class BulkFilters(TypedDict, total=False):
     created_after: datetime | None
     created_before: datetime | None
     updated_after: datetime | None
+    updated_before: datetime | None
     limit: int | None
     after: str | None
 
@@ -323,6 +324,20 @@ def nearest(name: str) -> str | None:
     if name in _OTHERWISE_CALLED:
         return _OTHERWISE_CALLED[name]
     return next(iter(get_close_matches(name, (*_NAMES, "run_id", "store", "inputs", "full", "at"), 1)), None)
+
+
+def check_filters(given: Mapping[str, object]) -> None:
+    """Raise `OptionError` for filters that no verb for many runs has: left out, they would let every run match."""
+    names = BulkFilters.__optional_keys__
+    if unknown := sorted(given.keys() - names):
+        from difflib import get_close_matches  # see `nearest`
+
+        near = next(iter(get_close_matches(unknown[0], sorted(names), 1)), None)
+        raise OptionError(
+            f"no filter is called {', '.join(map(repr, unknown))}: "
+            + (f"did you mean {near!r}?" if near else f"there are {', '.join(sorted(names))}"),
+            option=unknown[0],
+        )
 
 
 def _advice(name: str) -> str:

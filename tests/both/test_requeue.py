@@ -380,12 +380,40 @@ def test_runs_match_by_node_id_and_time(verbs, timed, clock):
     assert ("x-1",) == taken(created_before=times[1])
     assert ("y-1",) == taken(created_after=times[1], created_before=times[3])
     assert ("x-1",) == taken(after="x-2")
-    for name in ("created_after", "created_before"):
+    for name in ("created_after", "created_before", "updated_after", "updated_before"):
         with pytest.raises(OptionError, match=name):
             taken(**{name: datetime(2026, 1, 1)})
     for name in ("run_id_prefix", "error_node", "error_type"):
         with pytest.raises(TypeError, match=name):
             taken(**{name: 5})
+
+
+def test_runs_match_by_the_time_of_their_last_change(verbs, timed, clock):
+    engine = Engine(timed)
+    for run_id in ("r1", "r2", "r3"):
+        engine.start("w", {}, run_id=run_id)
+        clock.advance(60)
+    before_the_last, now = (datetime.fromtimestamp(clock.time() - ago, UTC) for ago in (90, 0))
+    assert {"r1", "r2"} == {*verbs.call(engine, "cancel_matching", updated_before=before_the_last).outcomes}
+    assert ("r3",) == verbs.call(engine, "requeue_all", status="ready", updated_before=now).done
+    assert () == verbs.call(engine, "requeue_all", status="cancelled", updated_before=before_the_last).done
+
+
+@pytest.mark.parametrize("verb", ["requeue_all", "cancel_matching"])
+@pytest.mark.parametrize(
+    ("filters", "advice"),
+    [
+        ({"prefix": "r"}, "no filter is called 'prefix': did you mean 'run_id_prefix'"),
+        ({"update_before": None}, "did you mean 'updated_before'"),
+        ({"flow": "w", "at": None, "older_than": 5}, "called 'at', 'older_than': there are after, .*updated_before"),
+    ],
+)
+def test_an_unknown_filter_is_refused_before_a_run_is_touched(verbs, store, verb, filters, advice):
+    engine = Engine(store)
+    engine.start("w", {}, run_id="r1")
+    with pytest.raises(OptionError, match=advice):
+        verbs.call(engine, verb, status="ready", **filters)
+    assert "ready" == engine.handle("r1").info().status
 
 
 def test_runs_match_by_the_node_that_failed(verbs, store, monkeypatch):

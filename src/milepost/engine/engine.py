@@ -25,7 +25,16 @@ from milepost.executor.start import enqueue_by_name
 from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock, new_nonce, new_run_id
 from milepost.model.reports import ResumePlan, RunResult
-from milepost.options import BulkFilters, EngineOptions, Options, RunFilters, RunOptions, merge_options, start_time
+from milepost.options import (
+    BulkFilters,
+    EngineOptions,
+    Options,
+    RunFilters,
+    RunOptions,
+    check_filters,
+    merge_options,
+    start_time,
+)
 from milepost.store import ACTIVE, RunRow, Store, check_id, check_run_id
 from milepost.stores.url import opener
 from milepost.verbs import Bound, InputVerbs, Job, StateVerbs, Verbs, adrive, drive, flow_of, store_of
@@ -542,8 +551,9 @@ class Engine:
         or without its module, and `error_node` the node or step that failed. With either, status None means failed
         runs, and the errors of at most 10 000 runs are compared: see `Requeued.stopped_after`. `run_id_prefix` is the
         beginning of a run's id; `created_after` and `created_before` (aware) are the times that it was created
-        between, and `updated_after` is the time since which it changed. `limit` takes the newest so many runs. Each run is
-        taken at most once, and one that is refused, by `authorize` too, does not keep the others from it.
+        between, `updated_after` and `updated_before` those that it changed last between. `limit` takes the newest so many
+        runs. Each run is taken at most once, and one that is refused, by `authorize` too, does not keep the others from
+        it. Raises `OptionError` for a filter that does not exist, before any run is touched.
         """
         return drive(self._requeued_all(filters, by), None, self._bound["clock"], wakes=self.store)
 
@@ -925,6 +935,7 @@ class Engine:
         from milepost.engine.requeue import STANDING
         from milepost.model.upkeep import Requeued
 
+        check_filters(filters)
         if by is not None:
             check_id(by, "by")
 
@@ -938,6 +949,7 @@ class Engine:
         from milepost.engine.matching import each_matching  # few programs need it
         from milepost.model.upkeep import Cancelled
 
+        check_filters(filters)
         if by is not None:
             check_id(by, "by")
 

@@ -80,6 +80,7 @@ def walk(
         "created_after": filters.get("created_after"),
         "created_before": filters.get("created_before"),
         "updated_after": filters.get("updated_after"),
+        "updated_before": filters.get("updated_before"),
     }
     # A store of a user's own may know fewer filters.
     wanted = cast("RunFilters", {name: value for name, value in wanted.items() if value is not None})
@@ -109,7 +110,7 @@ def walk(
 
 def _checked(filters: BulkFilters) -> int | None:
     """Return `limit`. Raises `OptionError` for a time without a zone, TypeError and ValueError for other wrong values."""
-    for name in ("created_after", "created_before", "updated_after"):
+    for name in ("created_after", "created_before", "updated_after", "updated_before"):
         if (moment := filters.get(name)) is not None:
             check_moment(moment, name)
     for name in ("error_type", "error_node", "run_id_prefix"):
