@@ -22,7 +22,7 @@ from milepost.executor.checks import ResumeRequest, check_recordable
 from milepost.executor.continuation import check_options, refuse_turn_options
 from milepost.executor.effects import Routine
 from milepost.executor.flow import Flow, GraphFlow, find_node
-from milepost.executor.resume import await_due, give_back, plan, resume, resume_claimed
+from milepost.executor.resume import await_due, check_claimable, give_back, plan, resume, resume_claimed
 from milepost.executor.run import Run
 from milepost.executor.signals import CancelOutcome, SignalOutcome
 from milepost.executor.start import enqueue, start
@@ -232,6 +232,11 @@ class Job:
     async def ago_on(self, token: Token) -> Any:
         """Go on, in this task, with the run that `token` claimed."""
         return await self._adrive(resume_claimed(self.run, token), executes=True)
+
+    async def acheck_claimable(self) -> None:
+        """Raise the error with which `ago_on` would give the run back for other code. Nothing is claimed or written."""
+        with self._named():
+            await self._awaiting().run(check_claimable(self.run))
 
     async def agive_back(self, token: Token, reason: str) -> None:
         """Give back the run that `token` claimed, before any of its code runs."""

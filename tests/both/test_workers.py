@@ -278,6 +278,65 @@ def test_a_worker_that_begins_anew_adds_nothing_to_a_run_that_it_refuses(medium,
     assert "finished" == status_of(store, "r1")
 
 
+@pytest.mark.parametrize("mend", ["rename", "next turn", "new run", "code of the other worker"])
+def test_a_refused_run_goes_on_once_somebody_has_mended_it(store, mend):
+    def with_second(name):
+        graph = Graph(Count).add_node("a", plus).add_node(name, plus).add_node("d", plus).add_edge("a", name)
+        return graph.add_edge(name, "d").add_edge("d", END).set_entry("a").compile("flow")
+
+    old, new = with_second("b"), with_second("c")
+    of_old, of_new = Engine(store, flows=[old]), Engine(store, flows=[new])
+    with pytest.raises(RunStopped):
+        of_old.run(old, Count(), run_id="r1", stop_before="b")
+    of_old.requeue("r1")
+    with of_new.worker(poll=0.01) as worker:
+        until(lambda: worker.refused)
+        if mend == "rename":
+            with pytest.raises(RunStopped):
+                of_new.resume(new, "r1", rename={"b": "c"}, stop_before="d")
+            of_new.requeue("r1")
+        elif mend == "new run":
+            store.delete_run("r1")
+            of_new.start(new, Count(), run_id="r1")
+        else:
+            of_old.worker().run(until_idle=True)
+            if mend == "next turn":
+                of_new.start(new, Count(5), run_id="r1", if_exists="continue")
+        assert Count(8 if mend == "next turn" else 3) == of_new.handle("r1").result(timeout=20)
+        until(lambda: not worker.refused)
+
+
+def test_a_requeue_has_a_refused_run_looked_at_again(store):
+    complaints = ["not yet"]
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph], revalidate=lambda state: next(iter(complaints), None))
+    with pytest.raises(RunStopped):
+        engine.run(graph, Count(), run_id="r1", stop_before="a")
+    engine.requeue("r1")
+    with engine.worker(poll=0.01) as worker:
+        until(lambda: worker.refused)
+        complaints.clear()
+        engine.requeue("r1")
+        assert Count(1) == engine.handle("r1").result(timeout=20)
+
+
+def test_workers_that_refuse_the_same_run_do_not_take_it_in_turn(store):
+    graph = one(plus, "flow")
+    engine = Engine(store, flows=[graph], revalidate=lambda state: "no")
+    with pytest.raises(RunStopped):
+        engine.run(graph, Count(), run_id="r1", stop_before="a")
+    engine.requeue("r1")
+    first = engine.worker(poll=0)
+    first.run(until_idle=True)
+    engine.requeue("r1")
+    engine.worker().run(until_idle=True)
+    asyncio.run(first._recheck_refused())
+    assert ["r1"] == [*first.refused]
+    store.delete_run("r1")
+    asyncio.run(first._recheck_refused())
+    assert [] == [*first.refused]
+
+
 def test_a_refused_run_says_that_no_worker_takes_its_flow(medium, clock):
     store = medium.open(clock=clock)
     graph = one(plus, "lonely")
@@ -615,7 +674,7 @@ def test_a_worker_tells_of_itself_every_15_seconds(medium, clock):
     graph = one(aplus, "nightly")
     engine = Engine(store, flows=[graph], clock=clock)
     begun = clock.now()
-    with engine.worker(concurrency=3) as worker:
+    with engine.worker(concurrency=3, poll=60) as worker:
         until(lambda: clock.sleepers >= 1)
         (info,) = engine.workers()
         assert (os.getpid(), begun, begun, 3, 0) == (info.pid, info.started, info.beat, info.concurrency, info.running)

@@ -249,6 +249,37 @@ def test_a_worker_does_not_remember_refused_runs_for_ever(monkeypatch, engine, t
     assert 3 == len(worker.refused)
 
 
+@pytest.mark.parametrize(
+    ("end", "blocked_by"), [(SystemExit(3), "crashes"), (KeyboardInterrupt(), "crashes"), (KeyError("n"), "bug")]
+)
+def test_a_run_that_other_code_refused_ends_no_worker_that_looks_at_it(engine, timed, clock, end, blocked_by):
+    engine.run(approve, amount=1, run_id="r", full=True)
+    engine.signal("r", "approval", "yes")
+
+    @workflow("approve")
+    def refusing(amount: int):
+        yield step("something").python(lambda: 1)
+
+    work(Engine(timed, flows=[refusing], clock=clock))
+    assert "refused" in timed.get_run("r").reason
+
+    @workflow("approve")
+    def ending(amount: int):
+        raise end
+        yield
+
+    mended = Engine(timed, flows=[ending, nightly], clock=clock, max_crashes=2)
+    other = mended.start(nightly)
+    worker = mended.worker()
+    thread = threading.Thread(target=worker.run, args=(True,))  # in the main thread an interrupt is the user's
+    thread.start()
+    thread.join(20)
+    assert (3, {}) == (other.result(timeout=0), worker.refused)
+    info = timed.get_run("r").info
+    assert ("blocked", blocked_by) == (info.status, info.blocked_by)
+    assert "refused" not in info.reason
+
+
 def test_a_store_that_fails_at_the_parking_is_tried_again(medium, clock):
     class Failing:
         is_away = False

@@ -517,7 +517,8 @@ class Engine:
 
         A run that failed goes on as by `retry`, any other as by `resume`. With retry=False a failed run is resumed too:
         its attempts are not counted anew, and a node that has used them up gets one more. A run that is ready or due
-        stays as it is. `authorize` is asked about `requeue`.
+        stays as it is, but for one that workers gave back as refused: they look at it anew. `authorize` is asked about
+        `requeue`.
 
         Raises `RunLockedError` while somebody executes the run, `RunSuspended` while it waits, and
         `RunNotResumableError` if it has finished, if `retry` is True and it has not failed, or if it was cancelled or

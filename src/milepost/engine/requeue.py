@@ -15,7 +15,7 @@ from milepost.engine.authorize import Gate
 from milepost.executor.checks import ResumeRequest, locked, not_resumable, refused_by_status
 from milepost.executor.effects import Routine, ask
 from milepost.executor.journal import Journal, read_start, take
-from milepost.executor.resume import as_before, make_claim
+from milepost.executor.resume import REFUSED, as_before, make_claim
 from milepost.executor.signals import check_key
 from milepost.model.ranges import Ranges, is_live
 from milepost.model.record import Record, format_time
@@ -98,6 +98,8 @@ def _is_taken_anyway(row: RunRow, now: float, *, reopen: bool) -> bool:
     """Return whether a worker takes a run without an owner anyway, at once or at its time."""
     if row.cancel is not None:
         return not reopen
+    if row.status == "ready" and REFUSED in row.reason:
+        return False  # workers leave it alone until its row changes
     is_due = row.status == "waiting" and row.wake_at is not None and row.wake_at.timestamp() <= now
     return is_due or row.status in {"ready", "running", "dead"}
 

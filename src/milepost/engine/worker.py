@@ -25,12 +25,14 @@ from typing import Any, Literal, Protocol, Self, cast
 from milepost.drivers import AsyncDriver
 from milepost.drivers.awaiting import lane_of
 from milepost.drivers.threads import listen, unlisten
+from milepost.engine.matching import is_of_all_runs
 from milepost.engine.schedule import Schedule
 from milepost.errors import (
     LeaseLost,
     MilepostError,
     OptionError,
     RunCancelled,
+    RunNotFoundError,
     RunSuspended,
     StoreClosedError,
     StoreError,
@@ -47,7 +49,7 @@ from milepost.model.info import RunInfo
 from milepost.model.tracebacks import fold_frames
 from milepost.model.workers import BEAT_SECONDS, LONGEST_REASON, MOST_REFUSED, SchedulePause, WorkerInfo
 from milepost.options import Options
-from milepost.store import RunRow, Store, Token
+from milepost.store import ENDED, RunRow, Store, Token
 from milepost.verbs import Bound, InputVerbs, Job, Verbs
 
 logger = logging.getLogger("milepost")
@@ -66,12 +68,17 @@ SUSPICIOUS = 2
 
 It is less if the run would be blocked by then.
 """
+RECHECKS = 20
+"""The number of refused runs that a worker looks at again at each poll."""
 GLANCE = 0.25
 """Seconds between two looks at tasks that should have ended with the grace."""
 PAGE = 1000
 """The number of runs that are listed at once."""
 TIDY = 60.0
 """Seconds between two times that a worker has its store apply its retention."""
+
+Position = tuple[datetime, int]
+"""The creation of a run, and the number of its owners so far."""
 
 
 class Host(Protocol):
@@ -139,6 +146,9 @@ class Worker:
         self.grace = as_seconds(grace, "grace")
         self.refused: dict[str, str] = {}
         """Runs that this worker cannot go on with, and the reasons. They are left to other code."""
+        self._refused_at: dict[str, Position] = {}
+        """The position of each of them that was refused. Where its row shows another one, somebody has gone on with it."""
+        self._rechecked_at = -math.inf
         self._schedules: dict[str, Schedule] = {}
         self._running: dict[asyncio.Task[None], tuple[str, Job]] = {}
         self._lent: Counter[str] = Counter()
@@ -293,6 +303,8 @@ class Worker:
     async def _work(self, until_idle: bool) -> None:
         assert self._wake is not None
         tidied_at, knows_refused = self._now(), False
+        self.refused.clear()
+        self._rechecked_at = -math.inf
         self._begin_schedules()
         self._name = f"{platform.node()}:{this_process().pid}:{new_nonce()[:8]}"
         self._started, self._beaten_at = self._now(), -math.inf
@@ -307,6 +319,7 @@ class Worker:
                 if not knows_refused:
                     await self._recall_refused()
                     knows_refused = True
+                await self._recheck_refused()
                 await self._start_scheduled()
                 claims = await self._claim()
                 if self._now() - tidied_at >= TIDY:
@@ -491,7 +504,7 @@ class Worker:
         return len(begun)
 
     def _track(self, row: RunRow, job: Job, work: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(self._go_on(job, work))
+        task = asyncio.ensure_future(self._go_on(row, job, work))
         self._running[task] = (row.flow, job)
         task.add_done_callback(self._has_ended)
         return task
@@ -503,7 +516,7 @@ class Worker:
         if self._wake is not None:
             self._wake.set()
 
-    async def _go_on(self, job: Job, work: Callable[[], Awaitable[Any]]) -> None:
+    async def _go_on(self, row: RunRow, job: Job, work: Callable[[], Awaitable[Any]]) -> None:
         """Do the work on one run. However it ends, the outcome is in the store, and only this task ends."""
         run_id = job.run.run_id
         try:
@@ -522,7 +535,7 @@ class Worker:
                 logger.warning(*message, exc_info=exc, extra={"run_id": run_id})
                 return
             if job.run.status == "running" and isinstance(exc, MilepostError) and not isinstance(exc, OSError):
-                self.refused[run_id] = str(exc)
+                self._remember_refused(run_id, exc, (row.created_at, job.run.journal.epoch))
                 logger.warning("run %r is left to other code: %s", run_id, describe(exc), extra={"run_id": run_id})
                 return
             frames = failure_fields(exc.__cause__ or exc)["traceback"].rstrip() if job.run.status == "failed" else ""
@@ -551,7 +564,9 @@ class Worker:
                 while page := await self._page(flow.name, status, after):
                     for info in page:
                         if REFUSED in info.reason and info.run_id not in self.refused:
-                            await self._examine(flow, info.run_id)
+                            row = await self._row(info.run_id)
+                            if row is not None:
+                                await self._examine(flow, row)
                     after = page[-1].run_id
 
     async def _page(self, flow: str, status: str, after: str | None) -> list[RunInfo]:
@@ -560,20 +575,72 @@ class Worker:
         )
         return await AsyncDriver(self._clock).run(routine)
 
-    async def _examine(self, flow: Flow, run_id: str) -> None:
-        """Remember a run as refused if this code cannot go on with it.
+    async def _recheck_refused(self) -> None:
+        """Look again at refused runs, a few at each poll, and forget those that this code can go on with by now.
 
-        If the plan fails, a later claim shows the cause.
+        A run that nobody has gone on with since stays refused: this code does not change while it runs. One that another
+        worker gave back as refused is not claimed for a look at it, or workers would do that in turn for ever.
         """
-        with suppress(MilepostError):
-            plan = await self.engine._job(flow, run_id).aplan()
-            if plan.verdict == "refuse":
-                self.refused[run_id] = plan.reason
+        if 0 <= self._now() - self._rechecked_at < self.poll:
+            return
+        self._rechecked_at = self._now()
+        for run_id in [*self.refused][:RECHECKS]:
+            row = await self._row(run_id)
+            if row is None or row.flow not in self.flows or row.status in ENDED:
+                self._forget(run_id)
+                continue
+            self.refused[run_id] = self.refused.pop(run_id)  # at the end: the others come first next time
+            if row.lease in {"live", "ours"} or self._refused_at.get(run_id) == _position(row):
+                continue
+            if REFUSED in row.reason:
+                await self._examine(self.flows[row.flow], row)
+            else:
+                self._forget(run_id)
+
+    async def _row(self, run_id: str) -> RunRow | None:
+        """Return the row of a run; None if it is gone or cannot be read."""
+        routine: Routine[RunRow] = ask(self.engine.store, "get_run", run_id)
+        try:
+            return await AsyncDriver(self._clock).run(routine)
+        except (RunNotFoundError, StoreError) as exc:
+            if is_of_all_runs(exc):
+                raise
+            return None
+
+    async def _examine(self, flow: Flow, row: RunRow) -> None:
+        """Remember a run as refused if this code cannot go on with it, and forget it otherwise.
+
+        If the look at it fails, however the run's code ends, a later claim shows the cause.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._forget(row.run_id)
+        try:
+            await self.engine._job(flow, row.run_id).acheck_claimable()
+        except MilepostError as exc:
+            if is_of_all_runs(exc):
+                raise
+            if not isinstance(exc, StoreError):
+                self._remember_refused(row.run_id, exc, _position(row))
+        except GeneratorExit:
+            raise
+        except BaseException as exc:
+            # The code is played in the worker's own task, and what it raises must not end the worker.
+            if task.cancelling() or (self._is_stopping and isinstance(exc, KeyboardInterrupt)):
+                raise
+            logger.debug("run %r could not be looked at: %s", row.run_id, describe(exc), extra={"run_id": row.run_id})
+
+    def _remember_refused(self, run_id: str, refusal: MilepostError, position: Position) -> None:
+        self.refused[run_id], self._refused_at[run_id] = str(refusal), position
+
+    def _forget(self, run_id: str) -> None:
+        self.refused.pop(run_id, None)
+        self._refused_at.pop(run_id, None)
 
     def _forget_refused(self) -> None:
-        """Forget the oldest of many refused runs, so that runs that have ended are not remembered for ever."""
+        """Forget the oldest of many refused runs, so that a worker does not remember more and more of them."""
         for run_id in [*self.refused][: max(0, len(self.refused) - MAX_REFUSED)]:
-            del self.refused[run_id]
+            self._forget(run_id)
         for run_id, (_, until) in [*self._resting.items()]:
             if until < self._now() - TIDY:
                 del self._resting[run_id]
@@ -650,6 +717,10 @@ class Worker:
 
     def _now(self) -> float:
         return self._clock.time()
+
+
+def _position(row: RunRow) -> Position:
+    return row.created_at, row.epoch
 
 
 def _bound(flow: Any) -> Bound[Any]:

@@ -434,13 +434,7 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
         is_ending = _is_ending(run, latest.row)
         if is_ending and (not run.is_replayed or is_unread(latest.point, latest.tail)):
             return (yield from run.hold(run.end(None, latest.row), None))
-        request = ResumeRequest()
-        examined = yield from run.find(request, latest)
-        refusal = None if is_ending else run.refusal(request, examined)
-        if refusal is not None:
-            raise refusal
-        if not is_ending and not run.is_replayed:
-            yield from _revalidate(run, examined, None)
+        examined = yield from _examine_claimed(run, latest, is_ending=is_ending)
     except GeneratorExit:
         raise
     except BaseException as exc:
@@ -458,7 +452,33 @@ def resume_claimed(run: Run, token: Token) -> Routine[Any]:
                 giving_up = run.journal.give_up(run.crash(f"its code raised {describe(exc)}"))
             yield from run.journal.let_go(giving_up)
         raise
-    return (yield from _go(run, request, examined, None, is_ending=is_ending, is_claimed=True))
+    return (yield from _go(run, ResumeRequest(), examined, None, is_ending=is_ending, is_claimed=True))
+
+
+def check_claimable(run: Run) -> Routine[None]:
+    """Raise the error with which `resume_claimed` would give the run back for other code. Nothing is claimed or written."""
+    run.options = without_amendments(run.options)
+    latest: RunSnapshot = yield from ask(run.store, "latest", run.run_id, with_nodes=not run.is_replayed)
+    is_ending = _is_ending(run, latest.row)
+    if is_ending and not run.is_replayed:
+        return
+    try:
+        yield from _examine_claimed(run, latest, is_ending=is_ending)
+    except MilepostError as exc:
+        if not is_misfit(exc, latest):
+            raise
+
+
+def _examine_claimed(run: Run, latest: RunSnapshot, *, is_ending: bool) -> Routine[Any]:
+    """Return where a worker goes on with a run. Raises an error if this code cannot."""
+    request = ResumeRequest()
+    examined = yield from run.find(request, latest)
+    refusal = None if is_ending else run.refusal(request, examined)
+    if refusal is not None:
+        raise refusal
+    if not is_ending and not run.is_replayed:
+        yield from _revalidate(run, examined, None)
+    return examined
 
 
 def _recording_found(run: Run, body: Routine[Any]) -> Routine[Any]:
