@@ -101,6 +101,19 @@ async def adrive(routine: Routine[T], run_id: str | None, clock: Clock = SYSTEM,
     return answer
 
 
+def check_breakpoints(flow: Flow, options: Options) -> None:
+    """Raise `OptionError` for a breakpoint at a node that a graph does not have."""
+    if flow.front != "graph":
+        return  # the steps of a workflow are known only once its code asks for them
+    for option in ("stop_before", "stop_after"):
+        names = getattr(options, option)
+        unknown = sorted(name for name in names if find_node(cast("GraphFlow", flow), name) is None)
+        if unknown:
+            raise OptionError(
+                f"{option} names {', '.join(map(repr, unknown))}, which flow {flow.name!r} does not have", option=option
+            )
+
+
 class Job:
     """One call of a verb, checked and ready: nothing has been run or written yet."""
 
@@ -138,21 +151,10 @@ class Job:
             check_options(self.options, has_state=flow.front == "graph")
         else:
             refuse_turn_options(given)
-        if flow.front == "graph":
-            # The steps of a workflow are known only once its code asks for them.
-            self._check_breakpoints(cast("GraphFlow", flow))
+        check_breakpoints(flow, self.options)
         name = run_id if run_id is not None else new_run_id(self.options.clock.time())
         is_listening = bool(self.options.hooks) or is_logged()
         self.run: Run = self._run(known, name, is_listening)
-
-    def _check_breakpoints(self, graph: GraphFlow) -> None:
-        for option in ("stop_before", "stop_after"):
-            unknown = sorted(name for name in getattr(self.options, option) if find_node(graph, name) is None)
-            if unknown:
-                raise OptionError(
-                    f"{option} names {', '.join(map(repr, unknown))}, which flow {graph.name!r} does not have",
-                    option=option,
-                )
 
     def _run(self, store: Store | None, run_id: str, is_listening: bool) -> Run:
         return self.flow.new_run(store, run_id, self.options, is_listening=is_listening)

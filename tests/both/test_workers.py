@@ -872,6 +872,17 @@ def test_options_out_of_range_are_refused(store, options):
         engine.worker(**options)
 
 
+@pytest.mark.parametrize("option", ["stop_before", "stop_after"])
+def test_a_breakpoint_that_a_flow_of_the_worker_does_not_have_is_refused(store, option):
+    flows = [two(plus, plus, "two"), one(plus, "one")]
+    engine = Engine(store, flows=flows, **{option: "b"})
+    handles = [engine.start(flows[0], Count()) for _ in range(2)]
+    with pytest.raises(OptionError, match=f"{option} names 'b', which flow 'one' does not have"):
+        engine.worker()
+    engine.worker(flows[:1]).run(until_idle=True)
+    assert {"finished"} == {handle.info().status for handle in handles}
+
+
 def test_a_worker_takes_no_flow_that_has_no_name_of_its_own(store):
     nameless = Graph(Count).add_node("a", plus).add_edge("a", END).set_entry("a").compile()
     with pytest.raises(OptionError, match="name"):

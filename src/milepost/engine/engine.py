@@ -591,7 +591,7 @@ class Engine:
 
         It executes `concurrency` runs at once, and `limits={"ingest": 2}` bounds those of one flow. `poll` is the
         number of seconds between two looks for work, `grace` the seconds that runs have left when the worker is
-        stopped.
+        stopped. Raises `OptionError` for a breakpoint of the engine at a node that one of the graphs does not have.
         """
         from milepost.engine.worker import Worker
 

@@ -50,7 +50,7 @@ from milepost.model.tracebacks import fold_frames
 from milepost.model.workers import BEAT_SECONDS, LONGEST_REASON, MOST_REFUSED, SchedulePause, WorkerInfo
 from milepost.options import Options
 from milepost.store import ENDED, RunRow, Store, Token
-from milepost.verbs import Bound, InputVerbs, Job, Verbs
+from milepost.verbs import Bound, InputVerbs, Job, Verbs, check_breakpoints
 
 logger = logging.getLogger("milepost")
 
@@ -133,6 +133,8 @@ class Worker:
     ) -> None:
         self.engine = engine
         self.flows: dict[str, Flow] = engine._known(flows)
+        for flow in self.flows.values():
+            check_breakpoints(flow, engine._options)
         self.concurrency = _count("concurrency", concurrency)
         self.limits = {name: _count(f"limits[{shown(name)}]", limit) for name, limit in (limits or {}).items()}
         unknown = sorted(map(shown, set(self.limits) - set(self.flows)))
