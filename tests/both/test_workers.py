@@ -742,6 +742,82 @@ def test_a_schedule_follows_its_zone_through_summer_time(medium, clock):
     assert ["job@2026-03-29T06:30:00Z", "job@2026-03-30T06:30:00Z", "job@2026-03-31T06:30:00Z"] == started(store)
 
 
+def test_the_hour_that_the_end_of_summer_time_repeats_makes_up_for_nothing(medium, clock):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "daily")
+    clock.set(datetime(2026, 10, 25, 1, 10, tzinfo=UTC))  # 02:10 in Berlin for the second time
+    engine = Engine(store, flows=[graph], clock=clock)
+    worker = engine.worker().every("job", graph.bind(Count()), "30 2 * * *", tz="Europe/Berlin")
+    worker.run(until_idle=True)
+    assert [] == started(store)
+    assert datetime(2026, 10, 26, 1, 30, tzinfo=UTC) == store.workers()[-1].schedules[0].next_at
+
+
+def test_a_schedule_that_a_running_worker_is_given_begins_then(medium, clock):
+    store = medium.open(clock=clock)
+    graph = one(aplus, "minutely")
+    clock.set(datetime(2026, 3, 1, 6, 0, 30, tzinfo=UTC))
+    engine = Engine(store, flows=[graph], clock=clock)
+    with engine.worker().every("old", graph.bind(Count()), "0 0 1 1 *") as worker:
+        until(lambda: clock.sleepers >= 1)
+        worker.every("new", graph.bind(Count()), "* * * * *")
+        until(lambda: worker._schedules["new"].due_at == clock.time() + 30)
+        until(lambda: clock.advance(1) or started(store))
+    assert started(store)[0].startswith("new@2026-03-01T06:0")
+
+
+def test_a_schedule_given_while_another_one_starts_a_run_ends_no_worker(medium, clock):
+    given = []
+
+    class Giving:
+        def paused_schedules(self):
+            if not given:
+                given.append(worker.every("new", graph.bind(Count()), "* * * * *"))
+            return super().paused_schedules()
+
+    store = medium.open(Giving, clock=clock)
+    graph = one(aplus, "minutely")
+    clock.set(datetime(2026, 3, 1, 6, 0, 30, tzinfo=UTC))
+    engine = Engine(store, flows=[graph], clock=clock)
+    worker = engine.worker().every("old", graph.bind(Count()), "* * * * *")
+    with worker:
+        until(lambda: clock.sleepers >= 1)
+        until(lambda: clock.advance(1) or {"new", "old"} == {run_id.partition("@")[0] for run_id in started(store)})
+
+
+@pytest.mark.parametrize("error", [None, ValueError("the body's own")])
+def test_a_worker_that_ends_in_the_background_says_so_at_once_and_replaces_no_error(store, caplog, error):
+    class Broken(Exception):
+        pass
+
+    def fail():
+        raise Broken
+
+    def body():
+        if error is not None:
+            raise error
+
+    async def awaited(worker):
+        async with worker:
+            while not worker._task.done():
+                await asyncio.sleep(0.005)
+            assert 1 == sum("a worker of" in record.getMessage() for record in caplog.records)
+            body()
+
+    def in_a_thread(worker):
+        with worker:
+            worker._thread.join(10)
+            assert 1 == sum("a worker of" in record.getMessage() for record in caplog.records)
+            body()
+
+    for use in (in_a_thread, lambda worker: asyncio.run(awaited(worker))):
+        caplog.clear()
+        worker = Engine(store, flows=[one(plus, "flow")]).worker()
+        worker._begin_schedules = lambda begun: fail()
+        with pytest.raises(Broken if error is None else ValueError):
+            use(worker)
+
+
 def test_times_that_passed_while_no_worker_ran_are_not_made_up_for(medium, clock):
     store = medium.open(clock=clock)
     graph = one(aplus, "hourly")

@@ -55,7 +55,9 @@ class Schedule:
 
     def begin(self, now: datetime) -> None:
         """Set the first times after `now`."""
-        self._times = self._make(now.astimezone(self._zone))
+        # In the hour that the end of summer time repeats, the pattern gives times of its first pass too.
+        times = self._make(now.astimezone(self._zone))
+        self._times = (time for time in times if time.timestamp() > now.timestamp())
         self.advance()
         self.advance()
 

@@ -182,13 +182,16 @@ class Worker:
         `flow` has its input (`flow.bind(...)`), or is a workflow that needs none. The run's id is
         `name@<due time in UTC>`: of several workers with the same schedule one starts it. Times that pass while no
         worker runs are left out. Of the times that pass while this worker stands still or its store is away only the
-        newest is started, with a warning. Needs the extra `cron`.
+        newest is started, with a warning. A worker that runs already has the schedule from now on. Needs the extra
+        `cron`.
         """
         flow = _bound(flow)
         self.engine._known([flow.flow])
         if name in self._schedules:
             raise OptionError(f"this worker has a schedule {name!r} already: give another name", option="name")
-        self._schedules[name] = Schedule(name, flow, cron, tz)
+        # Another dict: the loop may go over this one in another thread.
+        self._schedules = {**self._schedules, name: Schedule(name, flow, cron, tz)}
+        self._poke()
         return self
 
     # -- running it ----------------------------------------------------------------------------------
@@ -275,7 +278,8 @@ class Worker:
             raise self._error
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.ensure_future(self.arun())
+        self._error = None
+        self._task = asyncio.ensure_future(self._arun_in_background())
         return self
 
     async def __aexit__(
@@ -285,11 +289,20 @@ class Worker:
         if self._task is not None:
             await self._task
         self._is_stopping = False
+        if self._error is not None and exc is None:
+            raise self._error
 
     def _run_in_background(self) -> None:
         try:
             self.run()
         except BaseException as exc:
+            self._error = exc
+            logger.exception("a worker of %s ended", self.engine.store.place)
+
+    async def _arun_in_background(self) -> None:
+        try:
+            await self.arun()
+        except Exception as exc:
             self._error = exc
             logger.exception("a worker of %s ended", self.engine.store.place)
 
@@ -307,11 +320,12 @@ class Worker:
         tidied_at, knows_refused = self._now(), False
         self.refused.clear()
         self._rechecked_at = -math.inf
-        self._begin_schedules()
+        begun: set[str] = set()
         self._name = f"{platform.node()}:{this_process().pid}:{new_nonce()[:8]}"
         self._started, self._beaten_at = self._now(), -math.inf
         while not self._is_stopping:
             self._wake.clear()
+            self._begin_schedules(begun)
             await self._beat()
             claims = 0
             # A limit may have kept runs waiting. They are looked for once more after the runs that held them up, even
@@ -679,9 +693,12 @@ class Worker:
 
     # -- schedules -------------------------------------------------------------------------------------
 
-    def _begin_schedules(self) -> None:
-        for schedule in self._schedules.values():
-            schedule.begin(datetime.fromtimestamp(self._now(), UTC))
+    def _begin_schedules(self, begun: set[str]) -> None:
+        """Begin the schedules that are new, now, and add their names to `begun`."""
+        for name, schedule in self._schedules.items():
+            if name not in begun:
+                schedule.begin(datetime.fromtimestamp(self._now(), UTC))
+                begun.add(name)
 
     async def _start_scheduled(self) -> None:
         for schedule in self._schedules.values():
