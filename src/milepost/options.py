@@ -293,6 +293,24 @@ def option_names() -> frozenset[str]:
     return _NAMES
 
 
+def refuse_options_of_execution(given: Mapping[str, Any], options: Options) -> None:
+    """Raise `OptionError` for options of a start that only the worker could honour: no record has them.
+
+    `options` are all that the start has, `given` those of the call itself.
+    """
+    unused = [name for name in given if name in _OF_EXECUTION]
+    if "run_timeout" in given and options.on_locked != "wait":
+        unused.append("run_timeout")
+    if unused:
+        verb, it = ("has", "it") if len(unused) == 1 else ("have", "them")
+        raise OptionError(
+            f"start executes nothing, so {', '.join(unused)} {verb} no effect there: give {it} to the worker's engine, as in "
+            f"Engine(store, flows=[...], {unused[0]}=...)"
+            + (f", or {unused[0]} to the node or step" if unused[0] in _OF_NODES else ""),
+            option=unused[0],
+        )
+
+
 def start_time(at: datetime | None) -> float:
     """Return `at` in POSIX seconds, 0.0 (at once) for None. Raises `OptionError` for anything but a time with a zone."""
     if at is None:
@@ -353,6 +371,13 @@ def _advice(name: str) -> str:
 
 _OTHERWISE_CALLED = {"thread_id": "run_id", "checkpointer": "store", "recursion_limit": "max_iterations"}
 """Names that options have in other libraries, each with our name for it."""
+
+_OF_NODES = frozenset({"retry", "timeout", "executor"})
+_OF_EXECUTION = _OF_NODES | {
+    "checkpoint_failure_fatal", "on_wait", "stop_before", "stop_after", "isolate", "max_iterations", "max_parallel", "lease",
+    "max_crashes", "deps", "logger", "hooks",
+}  # fmt: skip
+"""The options that only a call that executes the run uses."""
 
 _OF_A_GRAPH = frozenset({"partial", "reducers", "types", "upgrade", "unknown_fields"})
 

@@ -18,6 +18,7 @@ from milepost import (
     MemoryStore,
     MilepostError,
     NodeError,
+    Retry,
     RunCancelled,
     RunExistsError,
     RunNotResumableError,
@@ -210,6 +211,40 @@ def test_arguments_that_a_start_by_name_does_not_take(verbs, store, flows, args,
     with pytest.raises(OptionError, match=told):
         verbs.call(Engine(store, flows=flows), "start", "orders", *args, **options)
     assert [] == store.list_runs()
+
+
+@pytest.mark.parametrize("how", ["flow", "known name", "other name"])
+def test_a_start_refuses_the_options_that_only_an_execution_uses(verbs, store, how):
+    graph = Graph(dict).add_node("a", lambda state: state).add_edge("a", END).set_entry("a").compile("orders")
+    engine = Engine(store, flows=[graph], retry=Retry(3), deps="bank", run_timeout=5)
+    flow = {"flow": graph, "known name": "orders", "other name": "others"}[how]
+    given = {
+        "retry": Retry(3), "timeout": 1, "executor": None, "checkpoint_failure_fatal": True, "on_wait": "block",
+        "stop_before": "a", "stop_after": "a", "isolate": True, "max_iterations": 1, "run_timeout": 1, "max_parallel": 1,
+        "lease": 60, "max_crashes": 1, "deps": "bank", "logger": None, "hooks": [print],
+    }  # fmt: skip
+    for name, value in given.items():
+        advice = rf"so {name} has no effect there: give it to the worker's engine, as in .*{name}=\.\.\.\)"
+        with pytest.raises(OptionError, match=advice) as caught:
+            verbs.call(engine, "start", flow, {}, **{name: value})
+        assert ("node or step" in str(caught.value)) == (name in {"retry", "timeout", "executor"})
+    with pytest.raises(OptionError, match="so retry, deps have no effect there: give them to"):
+        verbs.call(engine, "start", flow, {}, retry=None, deps=None)
+    assert [] == store.list_runs()
+    taken = {"compress": True, "warn_size": 10**6, "max_state_size": 10**6, "tags": {"team": "shop"}}
+    verbs.call(engine, "start", flow, {}, **taken, on_locked="wait", run_timeout=5)
+    assert [{"team": "shop"}] == [info.tags for info in store.list_runs()]
+
+
+def test_an_input_may_be_called_like_an_option_of_the_execution(verbs, store):
+    @workflow("orders")
+    def orders(retry: int) -> Steps[int]:
+        return (yield from step("a").python(lambda: retry))
+
+    engine = Engine(store, flows=[orders])
+    handles = [verbs.call(engine, "start", flow, inputs={"retry": 3}) for flow in (orders, "orders")]
+    engine.worker().run(until_idle=True)
+    assert [3, 3] == [handle.result(timeout=5) for handle in handles]
 
 
 def test_a_name_that_no_flow_has_is_refused(store):

@@ -33,6 +33,7 @@ from milepost.options import (
     RunOptions,
     check_filters,
     merge_options,
+    refuse_options_of_execution,
     start_time,
 )
 from milepost.store import ACTIVE, RunRow, Store, check_id, check_run_id
@@ -445,7 +446,8 @@ class Engine:
 
         Nothing runs here. `if_exists` decides about a run that exists. error: it is refused. resume, retry: it is made
         ready if those verbs would go on with it. continue: a run that has ended is made ready for a new turn.
-        return: its handle is returned.
+        return: its handle is returned. Options of the execution, such as `retry` and `deps`, are those of the worker's
+        engine: OptionError for one that is given here.
 
         `flow` may be the name of a flow. Then its code is not needed, and the input is plain JSON: one argument, a
         graph's state or a workflow's inputs by name, or keywords. If the engine has the flow, the input is checked here;
@@ -817,14 +819,23 @@ class Engine:
         self._bound["config"] = config
 
     def _job_to_start(
-        self, flow: AnyFlow, args: tuple[Any, ...], run_id: str | None, options: Mapping[str, Any]
+        self,
+        flow: AnyFlow,
+        args: tuple[Any, ...],
+        run_id: str | None,
+        options: Mapping[str, Any],
+        *,
+        executes: bool = True,
     ) -> tuple[Job, Any]:
         """Return a call that begins a run, and its state or inputs.
 
         `args` is the graph's state or the workflow's inputs by position; `options` may include inputs by name.
+        `executes`: the call goes on with the run itself.
         """
         known, state, options = _split_start(flow, args, options)
         job = self._new_job(known, run_id, options, None)
+        if not executes:
+            refuse_options_of_execution(options, job.options)
         if job.options.if_exists in {"resume", "retry", "continue"} and run_id is not None:
             self._ask_to_resume(job, run_id)
         return job, state
@@ -887,7 +898,7 @@ class Engine:
         if isinstance(flow, str):
             given, options = read_arguments(flow, args, options)
             flow, args = bound(self.flows[flow], given), ()
-        job, state = self._job_to_start(flow, args, run_id, options)
+        job, state = self._job_to_start(flow, args, run_id, options, executes=False)
         self._warn_not_taken(job.flow.name, job.run.run_id)
         return job, state, seconds
 
@@ -897,6 +908,7 @@ class Engine:
         """Return the id of a run of a flow that the engine does not have, and the routine that records it."""
         given, rest = read_arguments(flow, args, options)
         known, seconds = merge_options(self._bound, rest), start_time(at)
+        refuse_options_of_execution(rest, known)
         run_id = new_run_id(known.clock.time()) if run_id is None else check_run_id(run_id)
         self._warn_not_taken(flow, run_id)
         return run_id, enqueue_by_name(self.store, run_id, flow, given, known, new_nonce, seconds)
