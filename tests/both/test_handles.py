@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -115,10 +115,21 @@ def test_a_time_to_start_at_needs_a_zone(engine, store, abc, at):
     assert [] == store.list_runs()
 
 
-def test_a_run_that_starts_at_the_last_of_all_times_can_be_read(engine, store, abc):
-    engine.start(abc, Count(), run_id="r1", at=datetime.max.replace(tzinfo=UTC))
+@pytest.mark.every_store
+@pytest.mark.parametrize(
+    ("at", "year"),
+    [
+        (datetime.max.replace(tzinfo=UTC), 9999),
+        (datetime.max.replace(tzinfo=timezone(-timedelta(hours=12))), 9999),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), 1),
+    ],
+)
+def test_a_run_that_starts_at_the_last_or_first_of_all_times_can_be_read(engine, store, abc, at, year):
+    engine.start(abc, Count(), run_id="r1", at=at)
     (info,) = store.list_runs()
-    assert ("ready", 9999) == (info.status, info.wake_at.year)
+    assert ("ready", year) == (info.status, info.wake_at.year)
+    work(engine)
+    assert ("finished" if year == 1 else "ready") == engine.handle("r1").info().status
 
 
 def test_start_refuses_a_run_that_exists(verbs, engine, abc):

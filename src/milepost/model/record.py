@@ -694,10 +694,11 @@ def format_time(seconds: float) -> str:
 
 
 def as_posix(moment: datetime) -> float:
-    """Return a moment in POSIX seconds, at most `_LATEST`: later seconds, as a float, may have no date."""
-    return min(moment.timestamp(), _LATEST)
+    """Return a moment in POSIX seconds, between `_EARLIEST` and `_LATEST`: others, as a float, may have no date in UTC."""
+    return max(_EARLIEST, min(moment.timestamp(), _LATEST))
 
 
+_EARLIEST = datetime.min.replace(tzinfo=UTC).timestamp()
 _LATEST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 _second = (0, "1970-01-01T00:00:00")
 """The last formatted second and its text, kept because a run often makes many records within one second."""
