@@ -184,7 +184,10 @@ class GraphError(MilepostError, ValueError):
 
 
 class AsyncNodeError(MilepostError, TypeError):
-    """A coroutine function under a sync verb. `names` lists all such functions of the flow."""
+    """A coroutine function under a sync verb, or a sync verb that waits in a coroutine of a worker.
+
+    `names` lists all such functions of the flow.
+    """
 
     names: tuple[str, ...] = ()
 

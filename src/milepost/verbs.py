@@ -261,6 +261,7 @@ class Job:
         return enqueue(self.run, state, new_nonce, at)
 
     def _drive(self, routine: Routine[T], *, executes: bool = False) -> T:
+        self.run.is_blocking = True
         driver = SyncDriver(self.options.clock, self.options.hooks)
         self._listen(driver.live)
         with self._named(executes=executes):
@@ -283,7 +284,7 @@ class Job:
         return self._streamed(self._until_parked(self.routine(state)))
 
     def _streamed(self, routine: Routine[Any]) -> Iterator[Event]:
-        self.run.is_awaited = False
+        self.run.is_awaited, self.run.is_blocking = False, True
         driver = SyncDriver(self.options.clock, self.options.hooks)
         self._listen_as_stream(driver.live)
         with self._named(executes=True):

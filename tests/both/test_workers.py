@@ -28,7 +28,7 @@ from milepost import (
     workflow,
 )
 from milepost.drivers.heartbeat import heartbeat
-from milepost.errors import InvalidIDError, OptionError, RunStopped, StoreClosedError
+from milepost.errors import AsyncNodeError, InvalidIDError, OptionError, RunStopped, StoreClosedError
 
 
 @dataclass
@@ -1004,6 +1004,48 @@ def test_a_node_that_waits_for_another_run_lends_it_the_slot(store, is_async, op
     engine = Engine(store, flows=[graph])
     with engine.worker(poll=0.01, **options):
         assert Count(3) == engine.start(graph, Count(), run_id="r0").result(timeout=20)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda engine, flow: engine.handle("other").result(),
+        lambda engine, flow: engine.handle("other").output("a"),
+        lambda engine, flow: [*engine.handle("other").events()],
+        lambda engine, flow: engine.run(flow, Count(), run_id="other", if_exists="return"),
+        lambda engine, flow: engine.resume(flow, "other", on_locked="wait"),
+        lambda engine, flow: engine.start(flow, Count(), run_id="other", if_exists="resume", on_locked="wait"),
+    ],
+)
+def test_a_coroutine_that_would_block_the_workers_loop_is_refused(store, wait):
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def held(state: Count) -> Count:
+        has_begun.set()
+        assert may_end.wait(20)
+        return plus(state)
+
+    async def waiting(state: Count) -> Count:
+        with pytest.raises(TimeoutError):
+            engine.handle("other").result(timeout=0)  # one look blocks nothing
+        with pytest.raises(
+            AsyncNodeError, match=r"a coroutine waits for run 'other' with a sync verb, .*: await the verb"
+        ):
+            wait(engine, other)
+        return plus(state)
+
+    flow, other = one(waiting, "flow"), one(held, "other")
+    engine = Engine(store, flows=[flow, other])
+    handle = engine.start(flow, Count())
+    thread = threading.Thread(target=engine.run, args=(other, Count()), kwargs={"run_id": "other"})
+    thread.start()
+    assert has_begun.wait(20)
+    try:
+        engine.worker([flow]).run(until_idle=True)
+    finally:
+        may_end.set()
+        thread.join()
+    assert (Count(1), Count(1)) == (handle.result(timeout=5), engine.handle("other").result(timeout=5))
 
 
 def test_a_worker_that_runs_cannot_be_run_again(store):

@@ -121,7 +121,7 @@ class RunHandle(Generic[R]):
         after one look, TimeoutError is raised; the run is not touched by that. With `raw` the output is plain JSON, as
         it is recorded, and the flow's code is not needed.
         """
-        return self._run(self._on(await_result, timeout, raw=raw))
+        return self._run(self._on(await_result, timeout, is_blocking=True, raw=raw))
 
     @overload
     async def aresult(self, timeout: float | timedelta | None = None, *, raw: Literal[False] = False) -> R: ...
@@ -139,7 +139,9 @@ class RunHandle(Generic[R]):
         played over the record for that: `NonDeterminismError` if the code has changed. With `raw` the state or output is
         plain JSON, as it is recorded, and the code is not needed.
         """
-        return self._run(self._on(lambda run: await_output(run, name), timeout, is_awaited=False, raw=raw))
+        return self._run(
+            self._on(lambda run: await_output(run, name), timeout, is_awaited=False, is_blocking=True, raw=raw)
+        )
 
     async def aoutput(self, name: str, timeout: float | timedelta | None = None, *, raw: bool = False) -> Any:
         """Await the record: the async form of `output`."""
@@ -160,7 +162,7 @@ class RunHandle(Generic[R]):
         with live_writer.signal(self.store, self.run_id) as signal:
             follower = Follower(chronicle, after, signal)
             while not is_over:
-                news, is_over = self._run(self._on(follower.look, is_awaited=False, raw=raw))
+                news, is_over = self._run(self._on(follower.look, is_awaited=False, is_blocking=True, raw=raw))
                 yield from self._events_of(chronicle, news)
 
     async def aevents(self, after: int = 0) -> AsyncIterator[Event]:
@@ -287,17 +289,18 @@ class RunHandle(Generic[R]):
         timeout: float | timedelta | None = None,
         *,
         is_awaited: bool = True,
+        is_blocking: bool = False,
         raw: bool = False,
     ) -> Routine[T]:
         """Call `look` on the run, for no longer than `timeout`. `is_awaited`: the driver can await coroutines.
 
-        `raw`: the code of the run's flow is not used.
+        `is_blocking`: it blocks its thread where `look` waits. `raw`: the code of the run's flow is not used.
         """
         seconds = None if timeout is None else as_seconds(timeout, "timeout")
         flow = raw_flow((yield from self._info()).flow) if raw else (yield from self._known())
         limit = None if seconds is None else max(seconds, _AT_ONCE)
         job = Job(flow, self.store, self.run_id, {"run_timeout": limit, **UNAMENDED}, self._bound, ResumeRequest())
-        job.run.is_awaited = is_awaited
+        job.run.is_awaited, job.run.is_blocking = is_awaited, is_blocking
         try:
             return (yield from look(job.run))
         except RunTimeoutError:

@@ -9,6 +9,7 @@ the sequence begins again. A takeover fences first.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from inspect import iscoroutinefunction
 from typing import Any, cast
@@ -16,6 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from milepost.errors import (
+    AsyncNodeError,
     CheckpointCorruptError,
     FlowChangedError,
     MilepostError,
@@ -655,7 +657,7 @@ def await_change(run: Run, wait: Callable[[float], Routine[None]] = _sleep) -> R
 
     Raises `CheckpointCorruptError` if the run cannot go on because a record is damaged, unless the call may pass over it.
     If the caller is itself the code of a worker's run, that run's slot is lent out meanwhile: the other run may need
-    it.
+    it. Raises `AsyncNodeError` if that code would block the worker's loop, and the other run with it.
     """
     pause, limit, clock = POLL, run.options.run_timeout, run.options.clock
     if limit is not None:
@@ -669,8 +671,23 @@ def await_change(run: Run, wait: Callable[[float], Routine[None]] = _sleep) -> R
     if run.options.on_corrupt == "error":
         yield from _check_records(run)
     scope = getattr(current_context.get(None), "_scope", None)
-    with contextlib.nullcontext() if scope is None or scope.lend is None else scope.lend():
+    lend = None if scope is None else scope.lend
+    if lend is not None and run.is_blocking and pause == POLL and _has_a_loop():
+        raise AsyncNodeError(
+            f"a coroutine waits for run {run.run_id!r} with a sync verb, which would block all runs of its worker: await the "
+            f"verb's a-twin (await handle.aresult(), flow.arun(...)) instead"
+        )
+    with contextlib.nullcontext() if lend is None else lend():
         yield from wait(pause)
+
+
+def _has_a_loop() -> bool:
+    """Return whether a loop of asyncio runs in this thread, without importing asyncio."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return asyncio is not None and asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
 
 
 def _check_records(run: Run) -> Routine[None]:

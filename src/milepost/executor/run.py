@@ -68,6 +68,7 @@ class Run(ABC):
         "given",
         "info",
         "is_awaited",
+        "is_blocking",
         "is_draining",
         "is_listening",
         "is_recorded",
@@ -94,6 +95,8 @@ class Run(ABC):
         self.is_listening = is_listening
         self.is_awaited = True
         """True if the driver can await coroutines."""
+        self.is_blocking = False
+        """True if the driver blocks its thread while the call waits for another run."""
         self.is_draining = False
         self.checked = -1
         """The number up to which a call that waits for the run has checked the records that a replay needs."""
@@ -134,6 +137,7 @@ class Run(ABC):
         if self.scope.live is not None:
             other.send_live(self.scope.live.keep)
         other.is_draining, other.is_awaited = self.is_draining, self.is_awaited
+        other.is_blocking = self.is_blocking
         return other
 
     def draw_from(self, begun: Mapping[str, Any]) -> None:
