@@ -362,11 +362,9 @@ def _advice(name: str) -> str:
     if name in _OF_A_GRAPH:
         return "it is an option of Graph(...), where the flow is built"
     near = nearest(name)
-    return (
-        f"did you mean {near!r}?"
-        if near and near != name
-        else "the names of all options are those of milepost.RunOptions"
-    )
+    if near == name:
+        return "it is a keyword of some verbs, but not of this one, and not of an engine"
+    return f"did you mean {near!r}?" if near else "the names of all options are those of milepost.RunOptions"
 
 
 _OTHERWISE_CALLED = {"thread_id": "run_id", "checkpointer": "store", "recursion_limit": "max_iterations"}

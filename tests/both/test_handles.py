@@ -370,6 +370,13 @@ def test_the_event_of_the_end_has_the_error_of_each_branch(verbs, engine, after)
     assert str(again.value) == str(ended.error)
 
 
+@pytest.mark.parametrize("after", [None, "3", True, 1.5])
+def test_events_are_asked_for_after_a_number(verbs, engine, abc, after):
+    handle = engine.start(abc, Count(), run_id="r1")
+    with pytest.raises(TypeError, match="after must be an int, not"):
+        verbs.events(handle, "events", after)
+
+
 def test_events_are_told_while_the_run_goes_on(verbs, engine, line):
     gate = threading.Event()
 
@@ -445,6 +452,17 @@ def test_a_timeout_that_is_none_is_refused_by_its_name(verbs, engine, abc, wrong
     handle = engine.start(abc, Count(), run_id="r1")
     with pytest.raises(OptionError, match=r"^timeout must be seconds"):
         verbs.call(handle, "result", timeout=wrong)
+
+
+@pytest.mark.parametrize("reason", [None, 5, ["late"]])
+def test_a_cancel_whose_reason_is_no_text_touches_nothing(verbs, engine, store, abc, reason):
+    with pytest.raises(TypeError, match="reason of a cancel must be a str"):
+        verbs.call(engine, "cancel_matching", reason=reason)
+    handle = engine.start(abc, Count(), run_id="r1")
+    for verb, options in (("cancel", {}), ("cancel_matching", {"flow": abc.name})):
+        with pytest.raises(TypeError, match=r"reason of a cancel must be a str, .*: leave it out"):
+            verbs.call(handle if verb == "cancel" else engine, verb, reason=reason, **options)
+    assert "ready" == store.get_run("r1").status
 
 
 def test_cancelling_a_finished_run_changes_nothing(verbs, store, abc):

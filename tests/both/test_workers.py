@@ -938,6 +938,7 @@ def test_a_schedule_that_cannot_be_is_refused(store):
         {"concurrency": True},
         {"limits": {"flow": 0}},
         {"limits": {"other": 1}},
+        {"limits": ["flow"]},
         {"poll": -1},
         {"grace": "long"},
     ],
@@ -965,6 +966,13 @@ def test_a_worker_takes_no_flow_that_has_no_name_of_its_own(store):
         Engine(store).worker([nameless])
     with pytest.raises(OptionError, match="two flows"):
         Engine(store).worker([one(plus, "flow"), one(plus, "flow")])
+
+
+@pytest.mark.parametrize("flows", [one(plus, "flow"), "flow", 5])
+def test_flows_that_are_no_list_are_refused(store, flows):
+    for give in (Engine(store).worker, lambda flows: Engine(store, flows=flows)):
+        with pytest.raises(OptionError, match=r"flows must be a list of flows, not .*: flows=\[flow\]"):
+            give(flows)
 
 
 def test_a_worker_that_has_ended_works_again(store, caplog):

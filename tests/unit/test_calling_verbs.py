@@ -115,7 +115,7 @@ def test_inputs_by_name_are_compared_where_a_run_goes_on(way: str, wrap: Callabl
 
 
 def test_a_word_that_is_given_is_not_offered_as_its_own_correction() -> None:
-    with pytest.raises(OptionError, match=r"^no option is called 'inputs': the names of all options are"):
+    with pytest.raises(OptionError, match=r"^no option is called 'inputs': it is a keyword of some verbs"):
         orders.resume(MemoryStore(), "r", inputs={})
 
 

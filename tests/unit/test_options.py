@@ -117,6 +117,10 @@ def test_none_adds_no_hooks_and_no_tags() -> None:
 
 
 def test_an_unknown_option_is_answered_with_what_was_meant() -> None:
+    with pytest.raises(
+        OptionError, match="no option is called 'full': it is a keyword of some verbs, but not of this one"
+    ):
+        merge_options({"full": True}, {})
     with pytest.raises(OptionError, match="did you mean 'max_iterations'"):
         merge_options({}, {"max_iteration": 5})
     with pytest.raises(OptionError, match=r"an option of Graph\(\.\.\.\)"):

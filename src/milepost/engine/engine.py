@@ -20,7 +20,7 @@ from milepost.errors import OptionError, RunNotFoundError, StoreClosedError, Sto
 from milepost.executor.checks import ResumeRequest
 from milepost.executor.effects import Ask, Routine
 from milepost.executor.flow import Flow
-from milepost.executor.signals import CancelOutcome, SignalOutcome
+from milepost.executor.signals import CancelOutcome, SignalOutcome, check_reason
 from milepost.executor.start import enqueue_by_name
 from milepost.model.events import Hook
 from milepost.model.ids import SYSTEM, Clock, new_nonce, new_run_id
@@ -963,6 +963,7 @@ class Engine:
         from milepost.model.upkeep import Cancelled
 
         check_filters(filters)
+        check_reason(reason)
         if by is not None:
             check_id(by, "by")
 
@@ -1019,6 +1020,8 @@ def _split_start(flow: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -
 
 
 def _by_name(flows: Sequence[Verbs[Any]]) -> dict[str, Verbs[Any]]:
+    if isinstance(flows, str) or not isinstance(flows, Iterable):
+        raise OptionError(f"flows must be a list of flows, not {shown(flows)}: flows=[flow]", option="flows")
     named: dict[str, Verbs[Any]] = {}
     for flow in flows:
         name = _checked_flow(flow).name

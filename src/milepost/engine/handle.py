@@ -35,7 +35,7 @@ from milepost.model.durations import as_seconds
 from milepost.model.ids import new_nonce
 from milepost.model.record import Record
 from milepost.options import UNAMENDED
-from milepost.store import RunRow, Store, check_run_id
+from milepost.store import RunRow, Store, check_number, check_run_id
 from milepost.verbs import Job, adrive, drive
 from milepost.workflows.run import StepRun
 
@@ -157,6 +157,7 @@ class RunHandle(Generic[R]):
         is read from the store when it is asked for, and blocks for that long. An engine without the flow's code tells
         inputs, states and outputs as plain JSON, and not the end of a step that has left only failures.
         """
+        check_number(after, "after")
         chronicle, raw = self._run(self._chronicle())
         is_over = False
         with live_writer.signal(self.store, self.run_id) as signal:
@@ -167,6 +168,7 @@ class RunHandle(Generic[R]):
 
     async def aevents(self, after: int = 0) -> AsyncIterator[Event]:
         """Follow the run with `async for`: the async form of `events`."""
+        check_number(after, "after")
         chronicle, raw = await self._arun(self._chronicle())
         is_over = False
         with live_writer.signal(self.store, self.run_id) as signal:

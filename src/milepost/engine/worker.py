@@ -136,6 +136,11 @@ class Worker:
         for flow in self.flows.values():
             check_breakpoints(flow, engine._options)
         self.concurrency = _count("concurrency", concurrency)
+        if limits is not None and not isinstance(limits, Mapping):
+            raise OptionError(
+                f"limits must be a mapping of flows' names to numbers, not {shown(limits)}: limits={{'orders': 2}}",
+                option="limits",
+            )
         self.limits = {name: _count(f"limits[{shown(name)}]", limit) for name, limit in (limits or {}).items()}
         unknown = sorted(map(shown, set(self.limits) - set(self.flows)))
         if unknown:

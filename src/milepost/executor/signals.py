@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from milepost.errors import CheckpointCorruptError, SerializeStateError, SignalRefusedError, StateTypeError
+from milepost.errors import CheckpointCorruptError, SerializeStateError, SignalRefusedError, StateTypeError, shown
 from milepost.executor.effects import Routine, ask
 from milepost.executor.history_reader import read_history
 from milepost.executor.journal import read_start
@@ -92,6 +92,7 @@ def cancel(store: Store, run_id: str, reason: str = "", by: str | None = None) -
     before. A workflow with rollbacks that are due is not ended here: the cancel is requested, and whoever takes the run
     next, a worker or a resume, rolls its steps back and ends it.
     """
+    check_reason(reason)
     yield from check_key(store, run_id)
     row: RunRow = yield from ask(store, "get_run", run_id)
     upto: int | None = row.sequence
@@ -99,6 +100,12 @@ def cancel(store: Store, run_id: str, reason: str = "", by: str | None = None) -
         upto = None
     outcome: CancelOutcome = yield from ask(store, "request_cancel", run_id, reason, upto, **_who(by))
     return outcome
+
+
+def check_reason(reason: Any) -> None:
+    """Raise TypeError unless the reason of a cancel is a str."""
+    if not isinstance(reason, str):
+        raise TypeError(f"the reason of a cancel must be a str, not {shown(reason)}: leave it out, or give a text")
 
 
 def _who(by: str | None) -> dict[str, str]:
