@@ -34,6 +34,7 @@ class PgBouncer:
             "listen_port": port,
             "unix_socket_dir": "",
             "auth_type": "any",
+            "admin_users": fields.get("user", ""),
             "pool_mode": "transaction",
             "default_pool_size": 6,
             "max_client_conn": 500,
@@ -48,6 +49,11 @@ class PgBouncer:
             stderr=subprocess.DEVNULL,
         )
         self._wait()
+
+    def reconnect(self) -> None:
+        """Give the next transactions connections of the server that nobody has prepared a statement on."""
+        with psycopg.connect(psycopg.conninfo.make_conninfo(self.dsn, dbname="pgbouncer"), autocommit=True) as console:
+            console.execute("RECONNECT")
 
     def _wait(self) -> None:
         end = time.monotonic() + 20

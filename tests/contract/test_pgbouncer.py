@@ -133,7 +133,7 @@ def test_a_store_that_is_opened_to_read_only_leaves_nothing_behind_either(pooled
 
 
 def test_a_pooler_that_is_not_recognised_is_noticed_before_anything_is_done(
-    pooled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pooler: PgBouncer, pooled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     look = Session.__init__
 
@@ -159,15 +159,8 @@ def test_a_pooler_that_is_not_recognised_is_noticed_before_anything_is_done(
             thread.join()
         with caplog.at_level(logging.WARNING, logger="milepost"):
             for n in range(40):
-                links = [store._connections.take(1.0) for _ in range(n % 5)]
-                for link in links:
-                    link.connection.execute(
-                        "BEGIN", prepare=False
-                    )  # so that the next statement meets another connection
+                pooler.reconnect()
                 outcomes.append(write(store, tokens[0], checkpoint("r0", 21 + n)).outcome)
-                for link in links:
-                    link.connection.execute("COMMIT", prepare=False)
-                    store._connections.give(link)
         assert not store._preparing.is_on
         assert {"written"} == set(outcomes)
         assert [60, *[20] * 5] == [len(store.history(f"r{run}")) for run in range(6)]
