@@ -298,7 +298,8 @@ def refuse_options_of_execution(given: Mapping[str, Any], options: Options) -> N
 
     `options` are all that the start has, `given` those of the call itself.
     """
-    unused = [name for name in given if name in _OF_EXECUTION]
+    goes_on = options.if_exists in {"resume", "retry", "continue"}
+    unused = [name for name in given if name in _OF_EXECUTION and not (goes_on and name in _OF_GOING_ON)]
     if "run_timeout" in given and options.on_locked != "wait":
         unused.append("run_timeout")
     if unused:
@@ -376,6 +377,8 @@ _OF_EXECUTION = _OF_NODES | {
     "max_crashes", "deps", "logger", "hooks",
 }  # fmt: skip
 """The options that only a call that executes the run uses."""
+_OF_GOING_ON = frozenset({"max_iterations", "max_crashes"})
+"""Those of them that also decide whether a run that exists may go on."""
 
 _OF_A_GRAPH = frozenset({"partial", "reducers", "types", "upgrade", "unknown_fields"})
 

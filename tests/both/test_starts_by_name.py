@@ -28,7 +28,14 @@ from milepost import (
     step,
     workflow,
 )
-from milepost.errors import DeserializeStateError, OptionError, StateTypeError, StepError, WrongFlowError
+from milepost.errors import (
+    DeserializeStateError,
+    MaxIterationsError,
+    OptionError,
+    StateTypeError,
+    StepError,
+    WrongFlowError,
+)
 from milepost.events import NodeCompleted, StepCompleted
 from milepost.model.record import OWNER, START
 from milepost.views.journal import is_workflow, read_entries, records_of
@@ -234,6 +241,18 @@ def test_a_start_refuses_the_options_that_only_an_execution_uses(verbs, store, h
     taken = {"compress": True, "warn_size": 10**6, "max_state_size": 10**6, "tags": {"team": "shop"}}
     verbs.call(engine, "start", flow, {}, **taken, on_locked="wait", run_timeout=5)
     assert [{"team": "shop"}] == [info.tags for info in store.list_runs()]
+
+
+def test_a_start_that_makes_a_run_ready_takes_what_decides_about_that(verbs, store):
+    graph = Graph(int).add_node("a", verbs.node(lambda state: state + 1)).set_entry("a")
+    flow = graph.add_conditional_edge("a", lambda state: END if state == 3 else "a", [END, "a"]).compile("counting")
+    engine = Engine(store, flows=[flow], max_iterations=2)
+    with pytest.raises(MaxIterationsError):
+        verbs.run(flow, 0, store=store, run_id="r", max_iterations=2)
+    with pytest.raises(MaxIterationsError, match="resume with a larger max_iterations"):
+        verbs.call(engine, "start", flow, 0, run_id="r", if_exists="resume")
+    verbs.call(engine, "start", flow, 0, run_id="r", if_exists="resume", max_iterations=5, max_crashes=None)
+    assert "ready" == store.get_run("r").info.status
 
 
 def test_an_input_may_be_called_like_an_option_of_the_execution(verbs, store):
