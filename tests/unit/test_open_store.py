@@ -234,6 +234,24 @@ def test_a_database_whose_folder_cannot_be_written_is_read_as_it_is(
         assert not [*tmp_path.glob("runs.db-*al")]
 
 
+def test_a_database_that_is_read_as_it_is_may_be_replaced_even_across_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, other = tmp_path / "runs.db", tmp_path / "other.db"
+    for path in (place, other):
+        with Engine(f"sqlite:///{path}") as engine:
+            engine.run(asking, run_id=path.stem, full=True)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with open_store(f"sqlite:///{place}", read_only=True) as store:
+        assert ["runs"] == [info.run_id for info in store.list_runs()]
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.replace(other, place)
+        assert ["other"] == [info.run_id for info in store.list_runs()]
+
+
 def test_a_database_of_an_older_release_is_not_migrated_to_be_read(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/old.db"
     open_store(url).close()

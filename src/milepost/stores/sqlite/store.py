@@ -318,6 +318,8 @@ class SQLiteStore(Runs):
             if connection is not None:
                 connection.close()
         self._reader = self._checkpointer = self._writer = self._inserter = None
+        if self._read_as is not None:
+            self._identity = None  # what is read as if nobody wrote may be replaced, and is opened anew then
 
     def _close_log(self) -> None:
         for file in (self._log, self._queue):
