@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypedDict
+from uuid import uuid4
 
 import pydantic
 import pytest
@@ -551,7 +552,7 @@ def test_what_branches_set_beside_the_fields_of_a_model_is_merged(verbs, store, 
 
 
 @few
-@pytest.mark.parametrize("change", [{"new": 1}, {"_mark": 1}, {"old": 1}], ids=repr)
+@pytest.mark.parametrize("change", [{"new": 1}, {"old": 1}], ids=repr)
 def test_what_two_branches_set_beside_the_fields_of_a_model_is_a_conflict(verbs, store, graph, change):
     (name,) = change
     bodies = {"a": printed(**change), "b": printed(**{name: 2}), "f": printed(), "j": printed()}
@@ -559,6 +560,23 @@ def test_what_two_branches_set_beside_the_fields_of_a_model_is_a_conflict(verbs,
     with pytest.raises(MergeConflictError, match=f"'{name}'.*'a', 'b'.*a function as merge=") as caught:
         verbs.run(flow, Label(old=0), store=store)
     assert name == caught.value.field
+
+
+class Served(pydantic.BaseModel):
+    x: int = 0
+    y: int = 0
+    _id: str = pydantic.PrivateAttr(default_factory=lambda: str(uuid4()))
+    _client: object = pydantic.PrivateAttr(default_factory=object)
+
+
+@few
+def test_a_private_attribute_that_is_made_anew_in_each_branch_stays_as_it_was(verbs, graph):
+    bodies = {"a": lambda state: Served(x=1, y=state.y), "b": lambda state: Served(x=state.x, y=2)}
+    same = {"f": lambda state: state, "j": lambda state: state}
+    flow = graph("fa fb aj bj", bodies | same, {"j": {"merge": {"x": total}}}, state=Served)
+    begin = Served()
+    found = verbs.run(flow, begin)
+    assert (1, 2, begin._id) == (found.x, found.y, found._id)
 
 
 @few

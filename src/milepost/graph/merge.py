@@ -7,7 +7,8 @@ the difference: what the branch's value adds to the value before the fork. Only 
 difference can be derived. The order is that of the edges, never that of completion.
 
 The fields that a subclass adds, and the extra fields and private attributes of a pydantic model, are merged in the same
-way, but there are no reducers for them. If branches returned a subclass, the merged state is of that class.
+way, but there are no reducers for them. A private attribute that several branches changed stays as it was: a new object
+may have a new one. If branches returned a subclass, the merged state is of that class.
 """
 
 from __future__ import annotations
@@ -259,7 +260,7 @@ class Merging:
             }
             if len(changed) == 1 or (changed and _is_mark(name)):
                 changes[name] = next(iter(changed.values()))
-            elif changed:
+            elif changed and not _is_private(name):
                 changes[name] = self._several(fork, name, before, old, changed, ends)
         if not changes and kind is type(before):
             return before
@@ -406,6 +407,10 @@ def _raw(data: bytes) -> dict[Any, bytes]:
 def _is_mark(part: Any) -> bool:
     """Return whether a part only marks a field as set: all branches that changed it did the same."""
     return isinstance(part, tuple) and part[0] == FIELDS_SET
+
+
+def _is_private(part: Any) -> bool:
+    return isinstance(part, tuple) and part[0] == PRIVATE
 
 
 def _is_same(

@@ -12,7 +12,6 @@ The decoded values are kept for the walk, which asks for them.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -192,11 +191,11 @@ def _listed(given: Any) -> list[Any]:
 def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[Any]]:
     """Record the items of a visit that begins, before the first is done, and return them encoded.
 
-    Without a store return a copy of each: an item that changes in place shares nothing with the others then either.
+    Without a store return a copy of each that a store could record: one that changes in place shares nothing then either.
     """
     walker, run, node_id = visit.walker, visit.run, visit.node_id
     if not walker.is_recorded:
-        return [_copied(item) for item in items]
+        return [_copied(item, work.items) for item in items]
     encoded: list[Any] = []
     for index, item in enumerate(items):
         try:
@@ -212,10 +211,10 @@ def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[An
     return encoded
 
 
-def _copied(item: Any) -> Any:
+def _copied(item: Any, codec: StateCodec) -> Any:
     try:
-        return copy.deepcopy(item)
-    except Exception:  # a connection or a lock, which only a run without a store may have as an item
+        return codec.decode(codec.encode(item))
+    except (SerializeStateError, StateTypeError):  # a connection or a queue, which only a run without a store may have
         return item
 
 
