@@ -160,18 +160,34 @@ def test_each_attempt_of_a_rollback_draws_the_same_and_each_rollback_its_own(ver
     assert first == again != other
 
 
-@pytest.mark.parametrize("where", ["function", "predicate"])
-def test_only_the_code_draws_from_its_own_context(verbs, store, where):
+def test_what_has_the_context_of_the_code_around_it_draws_none_of_its_numbers(verbs, store):
+    drawn: list[float] = []
+    undone: list[float] = []
+
     @workflow("w")
     def wf(ctx: WorkflowContext):
-        if where == "function":
-            return (yield step("s").python(verbs.node(lambda: ctx.random())).as_result())
-        return (yield branch("s", (lambda other: ctx.random() < 2, step("yes").python(int))).as_result())
+        yield (
+            step("a").python(verbs.node(lambda: ctx.random())).with_rollback(lambda other: undone.append(ctx.random()))
+        )
+        yield step("b").when(lambda other: ctx.random() < 2).python(int)
+        yield branch("c", (lambda other: ctx.random() < 2, step("yes").python(int)))
+        yield step("d").python(failing).on_error(lambda other, failed: step("e").python(abs, args=(ctx.random(),)))
+        drawn.append(ctx.random())
+        yield step("wait").wait_for("go")
+        raise WorkflowError("enough")
 
-    told = verbs.run(wf, store=store, run_id="r")
-    assert "milepost.errors.OptionError" == told.error_type
-    assert "outside that code, in run 'r'" in told.error
-    assert "call current().random()" in told.error
+    with pytest.raises(RunSuspended):
+        verbs.run(wf, store=store, run_id="r")
+    wf.signal(store, "r", "go")
+    with pytest.raises(WorkflowError, match="enough"):
+        verbs.resume(wf, store, "r")
+    live, again = drawn
+    assert live == again
+    assert 1 == len(undone)
+
+
+def failing() -> None:
+    raise ValueError("no")
 
 
 def test_the_code_knows_that_it_is_replayed_until_it_has_asked_for_all_that_it_asked_for_before(verbs, store, switch):

@@ -58,8 +58,12 @@ class _Invoked(msgspec.Struct):
     """The recorded output of a flow inside."""
 
     final_output: msgspec.Raw
-    iterations: int = 0
-    """The number of a graph's iterations."""
+
+
+class _Walked(_Invoked):
+    """The recorded output of a graph inside."""
+
+    iterations: int
 
 
 def matching(run: StepRun, step: Step[Any], step_id: str, frame: Frame) -> StepResult | None:
@@ -257,9 +261,10 @@ def _part_of(run: StepRun, step_id: str, part: Step[Any], frame: Frame) -> Routi
 
 def _recorded_invocation(run: StepRun, work: Invokes, step_id: str, outcome: StepOutcome, frame: Frame) -> Routine[Any]:
     flow = work.flow
-    ended = msgspec.json.decode(outcome.output, type=_Invoked)
     if flow.front == "graph":
-        return graph_invoked(run, flow.codec.decode(bytes(ended.final_output)), ended.iterations)
+        walked = msgspec.json.decode(outcome.output, type=_Walked)
+        return graph_invoked(run, flow.codec.decode(bytes(walked.final_output)), walked.iterations)
+    ended = msgspec.json.decode(outcome.output, type=_Invoked)
     inner = run.frame(flow, step_id, work.given, frame.ends_at, frame.followed)
     yield from run.play(inner)
     output = flow.output_codec.decode(bytes(ended.final_output), root="output")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from milepost.errors import OptionError
 from milepost.executor.context import Context, RunScope, current_context
 from milepost.model.results import SkipMarker, StepResult
 
@@ -100,15 +99,12 @@ class WorkflowContext(Context[DepsT]):
         return result is not None and isinstance(result.output, SkipMarker)
 
     def _numbers(self) -> Any:
+        # A step's function, a predicate or a handler may have the context of the code around it. A replay calls it again or
+        # not, so it draws from the context of its own call.
         caller = current_context.get(None)
-        if not self._draws_for and caller not in (None, self) and getattr(caller, "_scope", None) is self._scope:
-            raise OptionError(
-                f"random() or uuid4() of the context of a workflow's code was called outside that code, in run "
-                f"{self.run_id!r}, where a replay does not draw the number again: call current().random() or "
-                f"current().uuid4() there",
-                option="ctx",
-            )
-        return super()._numbers()
+        if self._draws_for or caller is None or caller is self or caller._scope is not self._scope:
+            return super()._numbers()
+        return caller._numbers()
 
     def _seed(self) -> str:
         return f"{super()._seed()}{self._draws_for}"
