@@ -192,10 +192,12 @@ def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[An
     """Record the items of a visit that begins, before the first is done, and return them encoded.
 
     Without a store return a copy of each that a store could record: one that changes in place shares nothing then either.
+    Others, such as a queue, are given as they are.
     """
     walker, run, node_id = visit.walker, visit.run, visit.node_id
     if not walker.is_recorded:
-        return [_copied(item, work.items) for item in items]
+        copies = [walker.journal.encode_if_possible(item, work.items) for item in items]
+        return [item if data is None else work.items.decode(data) for item, data in zip(items, copies, strict=True)]
     encoded: list[Any] = []
     for index, item in enumerate(items):
         try:
@@ -209,13 +211,6 @@ def _begun(visit: NodeVisit, work: MapWork, items: list[Any]) -> Routine[list[An
     record = walker.journal.make(ITEMS, node_id, visit.budget.visit, state=data, count=len(items), **walker.place())
     yield from walker.journal.write((record,))
     return encoded
-
-
-def _copied(item: Any, codec: StateCodec) -> Any:
-    try:
-        return codec.decode(codec.encode(item))
-    except (SerializeStateError, StateTypeError):  # a connection or a queue, which only a run without a store may have
-        return item
 
 
 class _ItemUnit:
