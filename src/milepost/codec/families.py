@@ -462,14 +462,13 @@ class PydanticFamily(Family):
 
     has_sides = True
     reserved = Family.reserved | {FIELDS_SET, EXTRA, PRIVATE}
+    refusal = ""
+    is_known_to_msgspec = False
 
     @cached_property
     def side_fields(self) -> Collection[str]:  # type: ignore[override]
         """The private attributes, and the name under which a model says of what type its extra fields are."""
         return (*self.cls.__private_attributes__, "__pydantic_extra__")
-
-    refusal = ""
-    is_known_to_msgspec = False
 
     def list_fields(self) -> Iterable[FieldSpec]:
         for name, field in self.cls.__pydantic_fields__.items():
