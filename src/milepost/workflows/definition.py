@@ -185,9 +185,8 @@ class WorkflowDefinition:
         # A run that began before a parameter with a default existed goes on with that default.
         optional = {name: NotRequired[hint] if name in self.defaults() else hint for name, hint in declared.items()}
         inputs: Any = TypedDict("Inputs", optional)  # type: ignore[misc]
-        inputs.__module__ = (
-            getattr(inspect.unwrap(fn), "__module__", None) or __name__
-        )  # where names in annotations are looked up
+        # The module in which names in the annotations are looked up.
+        inputs.__module__ = getattr(inspect.unwrap(fn), "__module__", None) or __name__
         self.codec: Codec[Any] = _Inputs(inputs, types=self.types)
         returned = _output_hint(hints.get("return", Any), self.is_async)
         self.output_codec: Codec[Any] = Codec(returned, types=self.known_types)
