@@ -100,6 +100,26 @@ def test_the_arguments_of_an_alias_count() -> None:
         Codec(Listed[int]).encode(["a"])
 
 
+def local_alias(kind: type[Any]) -> tuple[Any, Any]:
+    """Return a class and an alias that are called like those of other calls."""
+
+    @dataclass
+    class Local:
+        value: int
+
+    Local.__annotations__["value"] = kind
+    return Local, TypeAliasType("Chain", list["Chain"] | kind)  # type: ignore[misc, valid-type]  # noqa: F821
+
+
+def test_classes_and_aliases_of_one_name_are_not_taken_for_each_other() -> None:
+    (one, chain), (other, other_chain) = local_alias(int), local_alias(str)
+    codec: Codec[Any] = Codec(tuple[Listed[one], Listed[other], chain, other_chain])  # type: ignore[valid-type]
+    value = ([one(1)], [other("a")], [[1], 2], [["a"], "b"])
+    assert value == codec.decode(codec.encode(value))
+    with pytest.raises(StateTypeError):
+        codec.encode(([one(1)], [other("a")], [[1], 2], [[1]]))
+
+
 def test_a_workflow_may_have_inputs_and_steps_of_a_type_that_names_itself() -> None:
     def measure(x: Tree, y: JSON) -> JSON:
         return [len(x), y]

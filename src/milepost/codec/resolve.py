@@ -222,11 +222,8 @@ class Resolver:
     ) -> RecordPlan:
         cls = family.cls
         filled = tuple(reveal(insert(argument, variables), variables) for argument in arguments)
-        try:
-            key: Any = (cls, tuple((type(a), a) for a in filled))
-            plan = self._records.get(key)
-        except TypeError:  # an argument that can't be hashed
-            key, plan = (cls, repr(filled)), self._records.get((cls, repr(filled)))
+        key = _key_of(cls, filled)
+        plan = self._records.get(key)
         if plan is not None:
             if id(plan) in self._unfinished:
                 plan.mark_recursive()
@@ -315,7 +312,7 @@ class Resolver:
 
         self._namespaces.append({**_names_of_module(alias), alias.__name__: alias})
         try:
-            return self._once((id(alias), repr(filled)), annotation, path, plan)
+            return self._once(_key_of(alias, filled), annotation, path, plan)
         finally:
             self._namespaces.pop()
 
@@ -323,12 +320,14 @@ class Resolver:
         """Make the plan of a type that is named within another annotation, in the module of that one."""
         text = annotation if isinstance(annotation, str) else annotation.__forward_arg__
         names = self._namespaces[-1] if self._namespaces else {}
-
-        def plan() -> Plan:
-            holder = SimpleNamespace(__annotations__={"named": text})
-            return self.plan(typing.get_type_hints(holder, names, include_extras=True)["named"], path)
-
-        return self._once((names.get("__name__"), text), annotation, path, plan)
+        holder = SimpleNamespace(__annotations__={"named": text})
+        try:
+            found = typing.get_type_hints(holder, names, include_extras=True)["named"]
+        except Exception as exc:  # user code runs when annotations are evaluated
+            return self._unresolved(annotation, path, exc)
+        return self._once(
+            _key_of(text, (names.get("__name__"), found)), annotation, path, lambda: self.plan(found, path)
+        )
 
     def _once(self, key: Any, annotation: Any, path: str, make: Callable[[], Plan]) -> Plan:
         """Return the plan of a name for a type, made once; a placeholder for it while that is being made."""
@@ -340,10 +339,13 @@ class Resolver:
         try:
             later.target = make()
         except Exception as exc:  # user code runs when annotations are evaluated
-            self._broken.append((path, f"its type {type_text(annotation)} cannot be resolved ({exc})"))
-            later.target = self.untyped
+            later.target = self._unresolved(annotation, path, exc)
         self._unfinished.discard(id(later))
         return later.target
+
+    def _unresolved(self, annotation: Any, path: str, exc: Exception) -> Plan:
+        self._broken.append((path, f"its type {type_text(annotation)} cannot be resolved ({exc})"))
+        return self.untyped
 
 
 _DECORATIONS = tuple(
@@ -363,6 +365,16 @@ def may_be_missing(field: FieldSpec, annotation: Any) -> bool:
             return origin is NotRequired
         annotation = get_args(annotation)[0]
     return field.optional
+
+
+def _key_of(named: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return a key for a class or an alias with these arguments: 1 and True are two."""
+    try:
+        key = named, tuple((type(argument), argument) for argument in arguments)
+        hash(key)
+    except TypeError:  # an argument that can't be hashed
+        return named, repr(arguments)
+    return key
 
 
 def _names_of_module(cls: Any) -> dict[str, Any]:
